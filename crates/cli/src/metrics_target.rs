@@ -127,7 +127,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 pub struct Publisher {
     metrics: &'static Metrics,
     file: Option<PathBuf>,
-    /// Removed with this.
+    /// The socket's file, which is removed with the target.
     _socket: Option<SocketFile>,
     written: Option<Instant>,
     said_failed: bool,

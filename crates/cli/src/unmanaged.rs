@@ -113,7 +113,7 @@ impl Census {
         self.processes.iter().map(|(&pid, process)| (pid, process.bytes))
     }
 
-    /// Returns the line that says what the processes took, if there were any.
+    /// Returns the message about the memory of the processes, if there were any.
     pub fn summary(&self) -> Option<String> {
         let running = self.processes.values().filter(|process| process.is_certain);
         let running = running.map(|process| (process.peak_bytes, process.name.clone()));

@@ -23,9 +23,8 @@ use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// touches of 192 MiB, half resident, took 190,000 swap-ins with one queue, 194,000 with 1/2,
 /// 178,000 with 1/4 and 170,000 with 1/8.)
 pub const PROBATION_SHARE: u64 = 8;
-/// Minimum share of the resident pages in the cached queue, as a divisor. (numpy at half its need:
-/// 24.4 s without the queue, 20.8 s with 1/8, 17.9 s with 1/16, 17.7 s with 1/64; pages out and in
-/// fell from 5.6 and 4.1 million to 4.6 and 3.1, 3.7 and 2.3, 3.3 and 2.1.)
+/// Minimum share of the resident pages in the cached queue, as a divisor. numpy at half of its need
+/// took 24.4 s without the queue, 20.8 s with 1/8, 17.9 s with 1/16 and 17.7 s with 1/64.
 pub const CACHED_SHARE: u64 = 16;
 /// Evictions are counted in units of 2^6 pages, so that 16 bits cover 16 GiB. A longer refault
 /// distance wraps and may, rarely, count as a shorter one.

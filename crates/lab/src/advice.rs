@@ -109,8 +109,8 @@ impl Unknown {
 #[derive(Clone, Debug)]
 pub struct Predictor {
     recorded: Recorded,
-    /// Average cost of a fault by kind, in nanoseconds, where it is known. That of swap-ins is
-    /// without their pages.
+    /// Average cost of a fault by kind, in nanoseconds, where it is known. The cost of a swap-in
+    /// does not include its pages.
     cost_ns: [Option<f64>; KINDS.len()],
     /// Average cost of a page that is swapped in, in nanoseconds.
     swpin_page_ns: f64,

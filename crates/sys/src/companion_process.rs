@@ -20,9 +20,9 @@
 //! There is no lock: atomics and the kernel's clearing of words order everything.
 
 use crate::clock::{now_ns, timespec};
-use crate::filters::{self, Call};
 use crate::identity;
 use crate::region::Region;
+use crate::seccomp::{self, Call};
 use crate::thread::{self, Kind, Spec};
 use crate::thread_control_block::{self, BLOCK_PAGES};
 use crate::word_wait::{self, ExitWord, Found};
@@ -370,7 +370,7 @@ impl Companion {
     /// Returns whether [`Companion::doze`] ends when the program's first thread does. The monitor
     /// calls it.
     pub fn notices_exit(&self) -> bool {
-        self.exit_word.load(Ordering::Relaxed) != 0 && filters::allow(Call::FutexWaitv)
+        self.exit_word.load(Ordering::Relaxed) != 0 && seccomp::allow(Call::FutexWaitv)
     }
 
     /// Sleeps until `kick` differs from `kicks`, the exit word is cleared, or `time` is over. The

@@ -1,9 +1,9 @@
 //! CPUs: their number, their load, and the affinity and the scheduling policy of threads.
 //!
 //! `/proc/loadavg` contains the number of runnable threads of the machine. A filter of the program
-//! may forbid a call; then the companion does without it ([`crate::filters`]). There is no lock.
+//! may forbid a call; then the companion does without it ([`crate::seccomp`]). There is no lock.
 
-use crate::filters::{self, Call};
+use crate::seccomp::{self, Call};
 use crate::thread::syscall3;
 use linux_raw_sys::general as raw;
 use rustix::fd::AsFd;
@@ -24,7 +24,7 @@ pub fn cpus() -> u32 {
 
 /// Returns the CPUs that the calling thread may use; an empty set if they are unknown.
 pub fn allowed_cpus() -> CpuSet {
-    let asked = filters::allow(Call::SchedGetaffinity).then(|| rustix::thread::sched_getaffinity(None));
+    let asked = seccomp::allow(Call::SchedGetaffinity).then(|| rustix::thread::sched_getaffinity(None));
     asked.and_then(Result::ok).unwrap_or_default()
 }
 
@@ -38,7 +38,7 @@ pub fn run_on(cpu: u32) {
 /// Binds the calling thread to `cpus`. The affinity stays unchanged if the kernel refuses, for
 /// example because none of them is online.
 pub fn set_affinity(cpus: &CpuSet) {
-    if filters::allow(Call::SchedSetaffinity) {
+    if seccomp::allow(Call::SchedSetaffinity) {
         let _ = rustix::thread::sched_setaffinity(None, cpus);
     }
 }
@@ -61,7 +61,7 @@ pub fn set_urgency(thread: u32, urgency: Urgency) {
     };
     // The kernel's `struct sched_param`.
     let priority = 0i32;
-    if !filters::allow(Call::SchedSetscheduler) {
+    if !seccomp::allow(Call::SchedSetscheduler) {
         return;
     }
     let (number, address) = (raw::__NR_sched_setscheduler as usize, (&raw const priority).expose_provenance());

@@ -15,7 +15,7 @@
 //! | processes | [`companion_process`], [`identity`], [`process_limits`] |
 //! | the supervised program | [`supervised_program`], [`program_start`] |
 //! | threads | [`thread`], [`cpus`], [`signals`], [`clock`], [`word_wait`] |
-//! | system calls | [`interception`], [`unseen_calls`], [`filters`], [`machine_code`] |
+//! | system calls | [`interception`], [`unseen_calls`], [`seccomp`], [`machine_code`] |
 //! | loader and C library | [`loader`], [`thread_control_block`] |
 //! | descriptors | [`descriptor_passing`], [`socket`], [`swap_discard`], [`uring`] |
 //! | codecs | [`codec`] |
@@ -35,7 +35,6 @@ pub mod descriptor_passing;
 pub mod errno_text;
 pub mod fault_costs;
 pub mod file_mapping;
-pub mod filters;
 pub mod fork_cell;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -54,6 +53,7 @@ pub mod process_limits;
 pub mod program_start;
 mod raw_ioctl;
 pub mod region;
+pub mod seccomp;
 pub mod shared_memory;
 pub mod signals;
 pub mod socket;

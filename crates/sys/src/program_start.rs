@@ -40,8 +40,8 @@ pub struct Consent {
 }
 
 impl Consent {
-    /// Returns a consent, and the function by which the child of a fork gives it. The function
-    /// makes only system calls.
+    /// Returns a consent that is not given yet, and the function that gives it. The child of a fork
+    /// calls that function, which makes only system calls.
     ///
     /// # Errors
     /// Fails if there is no room for a pipe.
@@ -122,7 +122,7 @@ impl Breakpoint {
 
     /// Returns whether the program has come here. Then its next instruction is the replaced one.
     fn remove_if_reached(self, pid: Pid) -> Result<bool, Errno> {
-        // SAFETY: a struct of integers.
+        // SAFETY: zeros are a valid value of a struct of integers.
         let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
         // SAFETY: the call fills the struct.
         check(unsafe { libc::ptrace(libc::PTRACE_GETREGS, raw(pid), 0, &raw mut registers) })?;

@@ -8,14 +8,14 @@
 //!   little initial-exec storage work. errno lies in the agent's space, because the C library's own
 //!   errno lies beyond the thread-local data of the program and its libraries, which may be large.
 //! - all signals blocked from its first instruction on, except SIGSYS, with which filters answer
-//!   system calls ([`crate::filters`]).
+//!   system calls ([`crate::seccomp`]).
 //!
 //! Such a thread must never block on a lock of the C library, or use thread-local storage of a
 //! library that was loaded later. There is no lock here.
 
 use crate::clock::{now_ns, timespec};
-use crate::filters::{self, Call};
 use crate::region::Region;
+use crate::seccomp::{self, Call};
 use linux_raw_sys::general as raw;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -321,7 +321,7 @@ unsafe extern "C" fn raw_clone(flags: u64, stack: usize, thread_pointer: usize, 
 extern "C" fn enter(start: *const Start) {
     // SAFETY: `raw_clone` passes the stack pointer, which `spawn` set to the address of a `Start`.
     let Start { entry, argument, cpu } = unsafe { start.read() };
-    if cpu >= 0 && filters::allow(Call::SchedSetaffinity) {
+    if cpu >= 0 && seccomp::allow(Call::SchedSetaffinity) {
         let mut cpus = rustix::thread::CpuSet::new();
         cpus.set(cpu as usize);
         // If the CPU is gone, the thread stays on the caller's CPUs.

@@ -11,8 +11,8 @@
 //! For threads that exist at activation, `get_robust_list(2)` yields the address of the control
 //! block. There is no lock.
 
-use crate::filters::{self, Call};
 use crate::loader;
+use crate::seccomp::{self, Call};
 use crate::thread::syscall3;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::AsFd;
@@ -107,7 +107,7 @@ pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
 
 /// Returns the address of the list of robust mutexes of `thread`, if it has one.
 fn robust_list(thread: Pid) -> Option<usize> {
-    if !filters::allow(Call::GetRobustList) {
+    if !seccomp::allow(Call::GetRobustList) {
         return None;
     }
     let (mut list, mut list_bytes) = (0usize, 0usize);

@@ -13,7 +13,7 @@ const OLDEST: (u32, u32) = (6, 8);
 /// Number of CAP_SYS_PTRACE.
 const CAP_SYS_PTRACE: u32 = 19;
 
-/// What the answer depends on, beside the ways that were tried.
+/// The properties of process and system that explain the result, beside the ways that were tried.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Surroundings {
     /// The kernel's release.
@@ -29,7 +29,7 @@ struct Surroundings {
     has_capability: bool,
     /// Whether the user namespace is not the first one.
     is_nested: bool,
-    /// What the security module says of this process (`/proc/self/attr/current`).
+    /// The label that the security module gives this process (`/proc/self/attr/current`).
     label: String,
 }
 

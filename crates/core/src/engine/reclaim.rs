@@ -34,7 +34,7 @@ const GIVE_BACK_PAGES: u32 = 16 * MAX_ORDER.pages();
 /// The result of reclaim.
 struct Reclaimed {
     freed_pages: u64,
-    /// Whether there was anything to compress: other threads may have all of it in hand.
+    /// Whether reclaim found a folio to compress: other threads may be handling all of them.
     found_any: bool,
     pays: bool,
 }

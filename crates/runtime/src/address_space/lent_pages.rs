@@ -21,8 +21,8 @@
 
 use crate::companion::memory_users;
 use foliomem_sys::clock::now_ns;
-use foliomem_sys::filters::{self, Call};
 use foliomem_sys::fork_cell::ForkCell;
+use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::socket::has_zerocopy;
 use foliomem_sys::unseen_calls;
 use rustix::fd::OwnedFd;
@@ -63,7 +63,7 @@ impl Table {
     /// Opens the table of process `pid`, which `proc` shows as `number`.
     pub(crate) fn open(proc: &OwnedFd, pid: Pid, number: u32) -> Table {
         let directory = memory_users::open_directory_in(proc, format_args!("{number}/fd"));
-        let process = filters::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty()));
+        let process = seccomp::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty()));
         Table { directory, process: process.and_then(Result::ok) }
     }
 

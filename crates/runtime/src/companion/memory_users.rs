@@ -17,9 +17,9 @@
 //! Only the monitor uses this. There is no lock.
 
 use foliomem_sys::clock::now_ns;
-use foliomem_sys::filters::{self, Call};
 use foliomem_sys::identity;
 use foliomem_sys::region;
+use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::thread::{self, MemoryOf};
 use foliomem_types::units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -121,12 +121,12 @@ impl User {
 }
 
 fn memory_of(thread: Pid) -> MemoryOf {
-    if filters::allow(Call::Kcmp) { thread::compare_memory(thread) } else { MemoryOf::Unknown }
+    if seccomp::allow(Call::Kcmp) { thread::compare_memory(thread) } else { MemoryOf::Unknown }
 }
 
 /// Opens a process, if the system allows that. Fails if it has ended.
 pub(crate) fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
-    match filters::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty())) {
+    match seccomp::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty())) {
         None | Some(Err(Errno::NOSYS | Errno::PERM)) => Ok(None),
         Some(opened) => opened.map(Some),
     }
@@ -157,7 +157,7 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
 /// Returns whether the kernel says that no other process uses the memory. It answers only processes
 /// with one thread.
 fn uses_alone() -> bool {
-    filters::allow(Call::Unshare) && thread::is_only_user_of_memory()
+    seccomp::allow(Call::Unshare) && thread::is_only_user_of_memory()
 }
 
 /// Returns the process `number` if one of its threads uses the memory.
@@ -246,7 +246,7 @@ fn open_with(proc: &OwnedFd, path: std::fmt::Arguments<'_>, flags: OFlags) -> Op
 /// Returns the number that `proc` gives the calling process. In another pid namespace it differs
 /// from `getpid`.
 pub fn own_number(proc: &OwnedFd) -> Option<u32> {
-    let link = filters::allow(Call::Readlinkat).then(|| rustix::fs::readlinkat(proc, c"self", Vec::new()))?.ok()?;
+    let link = seccomp::allow(Call::Readlinkat).then(|| rustix::fs::readlinkat(proc, c"self", Vec::new()))?.ok()?;
     link.to_str().ok()?.parse().ok()
 }
 

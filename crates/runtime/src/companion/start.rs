@@ -26,8 +26,8 @@ use foliomem_session::segment::Control;
 use foliomem_sync::Mutex;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::companion_process::{Adoption, Answer, Companion, Member, Stacks};
-use foliomem_sys::filters::{self, Call};
 use foliomem_sys::process_exit_notice::ProcessExitNotice;
+use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::thread;
 use foliomem_sys::thread_control_block;
 use rustix::fd::OwnedFd;
@@ -91,18 +91,18 @@ extern "C" fn monitor_entry(argument: *mut u8) {
     let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
     // Leave the program's session, terminal and directory. If a filter forbids a call, the
     // companion goes on without it.
-    filters::answer_filters();
-    if filters::allow(Call::Setsid) {
+    seccomp::answer_filters();
+    if seccomp::allow(Call::Setsid) {
         let _ = rustix::process::setsid();
     }
-    if filters::allow(Call::Chdir) {
+    if seccomp::allow(Call::Chdir) {
         let _ = rustix::process::chdir(c"/");
     }
     set_name(c"foliomem");
-    let nice = filters::allow(Call::Getpriority).then(|| rustix::process::getpriority_process(None));
+    let nice = seccomp::allow(Call::Getpriority).then(|| rustix::process::getpriority_process(None));
     runtime.workers.program_nice.store(nice.and_then(Result::ok).unwrap_or(0), Ordering::Relaxed);
     set_nice(MONITOR_NICE);
-    if filters::allow(Call::SetTimerSlack) {
+    if seccomp::allow(Call::SetTimerSlack) {
         // The agent sleeps for microseconds. The threads that the monitor creates inherit the
         // value.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
@@ -121,7 +121,7 @@ extern "C" fn monitor_entry(argument: *mut u8) {
 
 /// Sets the name of the calling thread.
 pub(crate) fn set_name(name: &CStr) {
-    if filters::allow(Call::SetName) {
+    if seccomp::allow(Call::SetName) {
         let _ = rustix::thread::set_name(name);
     }
 }
@@ -148,7 +148,7 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     let user = User::open(&proc, program, number).map_err(|errno| RuntimeError::Proc("PID", errno))?;
     let stat = memory_users::open_in(&proc, format_args!("{number}/stat"));
     // A filter may answer `gettid`, so this uses the id that `clone` has stored.
-    let own = runtime.companion.process().filter(|_| filters::allow(Call::SetRobustList));
+    let own = runtime.companion.process().filter(|_| seccomp::allow(Call::SetRobustList));
     if let Some(own) = own.filter(|_| control.is_slot_of(slot, program)) {
         control.process(slot).companion.store(own.as_raw_nonzero().get() as u32, Ordering::Relaxed);
         runtime.exit_notice.leave(&control.process(slot).exit_notice, own);

@@ -10,8 +10,8 @@ use crate::companion::error::RuntimeError;
 use foliomem_sync::Mutex;
 use foliomem_sys::clock::timespec;
 use foliomem_sys::cpus;
-use foliomem_sys::filters::{self, Call};
 use foliomem_sys::region::Region;
+use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::thread::{self, Kind, Spec};
 use rustix::thread::futex;
 use std::sync::OnceLock;
@@ -177,5 +177,5 @@ pub(crate) fn handler_cpus() -> Vec<usize> {
 /// Sets the nice value of the calling thread. Returns whether the system allows that. On a busy
 /// machine, a program grows by a hundred MiB while a monitor of normal priority waits for a CPU.
 pub(crate) fn set_nice(nice: i32) -> bool {
-    filters::allow(Call::Setpriority) && rustix::process::setpriority_process(None, nice).is_ok()
+    seccomp::allow(Call::Setpriority) && rustix::process::setpriority_process(None, nice).is_ok()
 }

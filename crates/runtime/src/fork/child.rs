@@ -16,8 +16,8 @@ use crate::ports::attachment::Descriptors;
 use crate::ports::swap::Swap;
 use crate::runtime::Runtime;
 use foliomem_sys::companion_process::Adoption;
-use foliomem_sys::filters;
 use foliomem_sys::maps;
+use foliomem_sys::seccomp;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 /// it again without the calls that do. Fails as [`start_companion`] does.
 pub(crate) fn start_childs_companion(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     match start_companion(runtime, Adoption::ByOthers) {
-        Err(RuntimeError::CompanionKilled) if filters::rehearse(&runtime.companion) => {
+        Err(RuntimeError::CompanionKilled) if seccomp::rehearse(&runtime.companion) => {
             start_companion(runtime, Adoption::ByOthers)
         }
         started => started,

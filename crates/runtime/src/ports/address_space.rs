@@ -23,8 +23,8 @@ use foliomem_session::budget::Budget;
 use foliomem_session::cluster_ownership::Event;
 use foliomem_sync::ranks::Mappings;
 use foliomem_sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use foliomem_sys::filters::{self, Call};
 use foliomem_sys::memory_advice::{self, Forks};
+use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::unshare_pages::unshare;
 use foliomem_sys::userfaultfd::{self, Userfaultfd};
 use foliomem_sys::{maps, pagemap};
@@ -262,7 +262,7 @@ impl AddressSpace {
     /// Maps in the managed ones of `pages`, and locks them in memory. (The child of a fork starts
     /// without locks.)
     pub fn lock_pages(&self, pages: &[usize]) {
-        if filters::allow(Call::Mlock) {
+        if seccomp::allow(Call::Mlock) {
             // If locking is forbidden, the page is most likely resident: its thread has just used
             // it.
             self.managed_pages(pages).for_each(memory_advice::lock_page);
@@ -271,7 +271,7 @@ impl AddressSpace {
 
     /// Unlocks the pages that [`AddressSpace::lock_pages`] has locked.
     pub fn unlock_pages(&self, pages: &[usize]) {
-        if filters::allow(Call::Munlock) {
+        if seccomp::allow(Call::Munlock) {
             self.managed_pages(pages).for_each(memory_advice::unlock_page);
         }
     }
