@@ -1,6 +1,6 @@
 """What `make dist` makes installs into clean roots, runs a program inside a limit there, and leaves nothing when it is removed.
 
-The roots are Debian's, which `scripts/setup test` makes once (DEBIAN); a test has a copy of its own, by an overlay.
+The roots are those of debian_roots.py.
 """
 import gzip
 import hashlib
@@ -9,25 +9,18 @@ import json
 import os
 import re
 import shutil
-import stat
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 from conftest import BIN, REPO, foliomem_only, plain, soak_only
+from debian_roots import LIMITED, PROGRAM, Root, needs_root
 
-DEBIAN = Path("/var/cache/foliomem/bookworm")
 pytestmark = [
     foliomem_only,
     pytest.mark.skipif(Path(BIN).resolve() != REPO / "target/release/foliomem", reason="packages are made of target/release"),
 ]
-needs_root = pytest.mark.skipif(os.geteuid() != 0 or not DEBIAN.is_dir(), reason="needs root, and a Debian root (scripts/setup test)")
-# Needs more than twice its limit, and says whether it is managed.
-PROGRAM = "rows = [b'x%07d' % i * 512 for i in range(16000)]\n" \
-          "print(len(rows), '/memfd:foliomem-control' in open('/proc/self/maps').read())"
-LIMITED = ["foliomem", "run", "--limit", "32M", "--", "python3", "-c", PROGRAM]
 
 
 @pytest.fixture(scope="module")
@@ -42,75 +35,6 @@ def dist(tmp_path_factory):
         return made[name]
 
     return part
-
-
-class Root:
-    """A Debian system of its own."""
-
-    def __init__(self, folder):
-        self.upper, self.path = folder / "upper", folder / "root"
-        self.path.mkdir(parents=True)
-        self.upper.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "foliomem-test", self.upper], check=True)
-        (self.upper / "files").mkdir()
-        (self.upper / "work").mkdir()
-        options = f"lowerdir={DEBIAN},upperdir={self.upper}/files,workdir={self.upper}/work"
-        subprocess.run(["mount", "-t", "overlay", "foliomem-test", "-o", options, self.path], check=True)
-        subprocess.run(["mount", "-t", "proc", "foliomem-test", self.path / "proc"], check=True)
-        for name, number in {"null": (1, 3), "userfaultfd": None}.items():
-            device = self.path / "dev" / name
-            device.unlink(missing_ok=True)
-            real = os.stat(f"/dev/{name}").st_rdev if number is None else os.makedev(*number)
-            os.mknod(device, stat.S_IFCHR | 0o600, real)
-            device.chmod(0o600 if number is None else 0o666)
-        self.before = self.state()
-
-    def close(self):
-        for path in (self.path / "proc", self.path, self.upper):
-            subprocess.run(["umount", "-l", path])
-
-    def run(self, *argv, user=()):
-        """Runs a command in the root; its output."""
-        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8",
-               "PYTHONDONTWRITEBYTECODE": "1"}
-        argv = ["chroot", self.path, *user, *argv]
-        done = subprocess.run([str(word) for word in argv], env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, f"{argv}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        return done.stdout
-
-    def copy(self, file):
-        """Puts a file into /tmp of the root."""
-        shutil.copy(file, self.path / "tmp")
-        return f"/tmp/{file.name}"
-
-    def state(self):
-        """All files, and who may use the device and is in which group."""
-        upper = self.upper / "files"
-        kept = ("/var/lib/dpkg", "/var/log", "/var/cache", "/tmp", "/var/lib/rpm", "/root")
-        names = {f"/{path.relative_to(upper)}" for path in upper.rglob("*") if not path.is_dir() or path.name.startswith("foliomem")}
-        # Copies that were made by the way, such as /etc/group-.
-        names = {name for name in names if not name.startswith(kept) and not name.startswith("/etc/") and "whiteout" not in name}
-        names |= {f"/{path.relative_to(self.path)}" for path in self.path.glob("etc/**/*foliomem*")}
-        device = os.stat(self.path / "dev/userfaultfd")
-        group = (self.path / "etc/group").read_text()
-        return names, (device.st_uid, device.st_gid, stat.S_IMODE(device.st_mode)), group
-
-    def check_it_runs(self):
-        assert self.run(*LIMITED) == "16000 True\n"
-        assert "/lib/foliomem/libfoliomem_agent.so" in self.run("foliomem", "doctor")
-
-    def check_the_group_may(self):
-        """A member of the group may use foliomem, and no other."""
-        gid = self.run("getent", "group", "foliomem").split(":")[2]
-        device = os.stat(self.path / "dev/userfaultfd")
-        assert (device.st_gid, stat.S_IMODE(device.st_mode)) == (int(gid), 0o660)
-        member = ["setpriv", "--reuid=1234", f"--regid={gid}", "--clear-groups"]
-        assert self.run(*LIMITED, user=member) == "16000 True\n"
-        with pytest.raises(AssertionError, match="do not let user 1234 open it"):
-            self.run(*LIMITED, user=["setpriv", "--reuid=1234", "--regid=1234", "--clear-groups"])
-
-    def check_nothing_is_left(self):
-        assert self.state() == self.before
 
 
 @pytest.fixture
