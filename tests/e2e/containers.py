@@ -1,8 +1,9 @@
-"""Containers for tests: bundles of crun with the filter of system calls (seccomp) that podman ships.
+"""Containers for tests: bundles of crun or runc with the filter of system calls (seccomp) that podman or docker ships.
 
 A container has the machine's /usr, read only, and folders of its own. Its capabilities, masks and device rules are those of
 `podman run` without options.
 """
+import errno
 import itertools
 import json
 import os
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from conftest import Running, clean_env
 
-PROFILE = Path("/usr/share/containers/seccomp.json")
+# The filters that containers have by default. scripts/setup takes docker's out of the package of its source.
+PROFILES = {"podman": Path("/usr/share/containers/seccomp.json"), "docker": Path("/var/cache/foliomem/docker-seccomp.json")}
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID",
                 "SYS_CHROOT"]
 # The device cgroup of podman: these may be read and written, everything may be made.
@@ -24,9 +26,9 @@ PURE_GROUPS = ["unshare", "--mount", "sh", "-c", 'umount /sys/fs/cgroup/unified 
 LINKS = ("bin", "sbin", "lib", "lib64")
 
 
-def seccomp(capabilities, allowed=(), forbidden=(), action="SCMP_ACT_ERRNO"):
-    """podman's filter as crun takes it, with some calls more and some less; `action` answers those."""
-    profile = json.loads(PROFILE.read_text())
+def seccomp(profile, capabilities, allowed=(), forbidden=(), action="SCMP_ACT_ERRNO"):
+    """A filter as crun takes it, with some calls more and some less; `action` answers those."""
+    profile = json.loads(PROFILES[profile].read_text())
     calls = []
     for rule in profile["syscalls"]:
         includes, excludes = rule.get("includes", {}), rule.get("excludes", {})
@@ -42,15 +44,16 @@ def seccomp(capabilities, allowed=(), forbidden=(), action="SCMP_ACT_ERRNO"):
         calls.append({"names": list(allowed), "action": "SCMP_ACT_ALLOW"})
     if forbidden:
         calls.append({"names": list(forbidden), "action": action, **({"errnoRet": 1} if action == "SCMP_ACT_ERRNO" else {})})
-    return {"defaultAction": profile["defaultAction"], "defaultErrnoRet": profile["defaultErrnoRet"],
+    return {"defaultAction": profile["defaultAction"], "defaultErrnoRet": profile.get("defaultErrnoRet", errno.EPERM),
             "architectures": ["SCMP_ARCH_X86_64"], "syscalls": calls}
 
 
 class Container:
-    """A container in `folder`, which begins one program at a time by `run`."""
+    """A container in `folder`, which begins one program at a time by `run`, inside the filter of `profile`."""
 
-    def __init__(self, folder, runtime="crun"):
-        self.folder, self.command = Path(folder), [*PURE_GROUPS, runtime, *(["--cgroup-manager=cgroupfs"] if runtime == "crun" else [])]
+    def __init__(self, folder, runtime="crun", profile="podman"):
+        self.folder, self.profile = Path(folder), profile
+        self.command = [*PURE_GROUPS, runtime, *(["--cgroup-manager=cgroupfs"] if runtime == "crun" else [])]
         root = self.folder / "rootfs"
         for name in ("usr", "proc", "sys", "dev", "tmp", "run", "etc", "work"):
             (root / name).mkdir(parents=True)
@@ -101,7 +104,7 @@ class Container:
     def run(self, argv, binds=(), user=0, device="given", device_mode=0o666, capabilities=CAPABILITIES, allowed=(), forbidden=(),
             action="SCMP_ACT_ERRNO", env=None, pids=2048, timeout=60):
         """Runs a program to its end. `device`: "given", "absent", or "refused" (a node, but not by the control group)."""
-        filtered = seccomp(capabilities, allowed, forbidden, action)
+        filtered = seccomp(self.profile, capabilities, allowed, forbidden, action)
         config = self.config(argv, binds, user, device, device_mode, capabilities, filtered, env or {}, pids)
         (self.folder / "config.json").write_text(json.dumps(config))
         name = f"foliomem-test-{os.getpid()}-{next(NUMBERS)}"

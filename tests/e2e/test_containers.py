@@ -1,4 +1,4 @@
-"""Containers with the filter of system calls that podman ships: programs keep the limit there, or the cause is said."""
+"""Containers with the filters of system calls that podman and docker ship: programs keep the limit there, or the cause is said."""
 import os
 import shutil
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BIN, foliomem_only, soak_only
-from containers import DEVICE, PROFILE, Container
+from containers import DEVICE, PROFILES, Container
 
 pytestmark = [
     foliomem_only,
@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(not DEVICE.exists(), reason="no userfaultfd device"),
-    pytest.mark.skipif(not PROFILE.exists(), reason="no filter of podman's (golang-github-containers-common)"),
 ]
 # One case of each kind in each run, all in `make soak`.
 ROOT, USER = pytest.param(0, id="root"), pytest.param(1000, id="user")
@@ -41,13 +40,20 @@ print(subprocess.run(["/foliomem/foliomem", "ctl", str(os.getpid()), "sizes"], c
 """
 
 
-@pytest.fixture(params=["crun", pytest.param("runc", marks=soak_only)])
+def containers(*always):
+    """Each runtime with each filter: some in each run, the rest in `make soak`."""
+    names = [f"{runtime}-{profile}" for runtime in ("crun", "runc") for profile in PROFILES]
+    return [name if name in always else pytest.param(name, marks=soak_only) for name in names]
+
+
+@pytest.fixture(params=containers("crun-podman"))
 def container(request):
-    if not shutil.which(request.param):
-        pytest.skip(f"no {request.param}")
+    runtime, profile = request.param.split("-")
+    if not shutil.which(runtime) or not PROFILES[profile].exists():
+        pytest.skip(f"no {runtime}, or no filter of {profile} (scripts/setup test)")
     # Users of the container must reach it; pytest's folders are for one user only.
     folder = Path(tempfile.mkdtemp(prefix="foliomem-container-"))
-    yield Container(folder, request.param)
+    yield Container(folder, runtime, profile)
     shutil.rmtree(folder)
 
 
@@ -71,6 +77,7 @@ def lines(result):
     return {line[8:22].strip(): (line[:8].strip(), line[22:]) for line in text.splitlines()}
 
 
+@pytest.mark.parametrize("container", containers("crun-podman", "runc-docker"), indirect=True)
 @pytest.mark.parametrize("user", [ROOT, USER])
 def test_a_forking_program_keeps_its_memory(container, user):
     got = python(container, FORKS, user=user).ok()
