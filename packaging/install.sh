@@ -24,11 +24,11 @@ mark=$prefix/lib/foliomem/with-setup
 remove_files() {
     # The lists lie among what they list.
     files=$(cat "$list")
-    folders=$(sort -r "$list-folders")
+    folders=$(LC_ALL=C sort -r "$list-folders")
     echo "$files" | while IFS= read -r file; do rm -f "$prefix/$file"; done
     rm -f "$list" "$list-folders"
-    # Folders that others have put something into stay.
-    echo "$folders" | while IFS= read -r folder; do rmdir "$prefix/$folder" 2>/dev/null || true; done
+    # Folders that others have put something into stay. The folder of the prefix itself is "." in the list.
+    echo "$folders" | while IFS= read -r folder; do rmdir "$prefix/${folder#.}" 2>/dev/null || true; done
 }
 
 if [ $action = uninstall ]; then
@@ -47,9 +47,9 @@ if [ -f "$list" ]; then
     older=$(cat "$list-folders")
     remove_files
 fi
-mkdir -p "$prefix"
-made=$(find bin lib share -type d | sort | while IFS= read -r folder; do
-    [ -d "$prefix/$folder" ] || { mkdir "$prefix/$folder" && echo "$folder"; }
+mkdir -p "$(dirname "$prefix")"
+made=$({ echo .; find bin lib share -type d | sort; } | while IFS= read -r folder; do
+    [ -d "$prefix/$folder" ] || { mkdir "$prefix/${folder#.}" && echo "$folder"; }
 done)
 find bin lib share -type f | while IFS= read -r file; do
     # Programs that run keep the old file.

@@ -52,7 +52,10 @@ def build(out: Path) -> list[Path]:
     work = fresh(out / "rpm")
     tree.write(work / "root/usr")
     kinds = {"share/man/": "%doc ", "share/doc/": "%doc "}
-    lines = ["%dir /usr/lib/foliomem", f"%dir /usr/{doc}"]
+    # A system may have no shell that owns the folders of its completions: several packages may own a folder.
+    shells = [part for path in tree.files if "completion" in path or "site-functions" in path for part in Path(path).parents]
+    owned = {doc, "lib/foliomem", *(str(folder) for folder in shells if len(folder.parts) > 1)}
+    lines = [f"%dir /usr/{folder}" for folder in sorted(owned)]
     for path in sorted(tree.files):
         kind = next((mark for start, mark in kinds.items() if path.startswith(start)), "")
         lines.append(f"{kind}%attr({tree.modes[path]:o}, root, root) /usr/{path}")

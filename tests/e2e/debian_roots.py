@@ -105,4 +105,7 @@ class Root:
         return ["setpriv", "--reuid=1234", f"--regid={gid}", "--clear-groups"]
 
     def check_nothing_is_left(self):
-        assert self.changes() == self.before
+        now = self.changes()
+        differs = {name: (self.before.get(name), now.get(name)) for name in now.keys() | self.before.keys()
+                   if self.before.get(name) != now.get(name)}
+        assert not differs, differs

@@ -101,7 +101,7 @@ def test_the_installer_needs_no_root(dist, tmp_path):
     got = plain([prefix / "bin/foliomem", "run", "--limit", "32M", "--", sys.executable, "-c", PROGRAM]).ok()
     assert got.out == b"16000 True\n"
     plain([installer, f"--prefix={prefix}", "--uninstall"]).ok()
-    assert not prefix.exists() or not list(prefix.iterdir())
+    assert not prefix.exists()
     again = plain([installer, f"--prefix={prefix}", "--uninstall"])
     assert again.code == 1 and "nothing is installed" in again.err
     assert plain([installer, "--wrong"]).code == 2
