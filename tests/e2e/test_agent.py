@@ -18,6 +18,20 @@ def test_only_the_hooks_are_exported():
 
 
 @foliomem_only
+def test_it_loads_beside_each_c_library():
+    """The agent needs no library, no version of a symbol and no symbol, so no glibc is too old for it. Roots with a glibc older
+    than 2.31 cannot be had from Debian any more."""
+    def read(*options):
+        return subprocess.run(["readelf", "-W", *options, AGENT], capture_output=True, text=True, check=True).stdout
+
+    assert "(NEEDED)" not in read("--dynamic") and "No version information" in read("--version-info")
+    undefined = [line.split() for line in read("--dyn-syms").splitlines() if " UND " in line and not line.endswith(" UND ")]
+    assert undefined and all(symbol[4] == "WEAK" for symbol in undefined), undefined
+    # Loaders before glibc 2.36 know no packed relocations.
+    assert "(RELR)" not in read("--dynamic") and "(GNU_HASH)" in read("--dynamic")
+
+
+@foliomem_only
 def test_without_a_run_it_does_nothing():
     env = clean_env({"LD_PRELOAD": AGENT, "FOLIOMEM_CONTROL": f"/proc/{os.getpid()}/fd/999"})
     script = "import os, threading\nprint(len(os.listdir('/proc/self/task')), os.waitpid(os.fork() or os._exit(7), 0)[1] >> 8)"
