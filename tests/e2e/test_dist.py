@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,21 @@ def test_the_rpm(dist, root):
 
 # ---- crates ----
 
+def test_the_crates_have_what_a_registry_and_its_readers_need(dist):
+    files = sorted(dist("crates").glob("*.crate"))
+    assert len(files) >= 10
+    for file in files:
+        with tarfile.open(file) as crate:
+            folder, names = file.stem, set(crate.getnames())
+            manifest = tomllib.loads(crate.extractfile(f"{folder}/Cargo.toml").read().decode())
+        assert {f"{folder}/{name}" for name in ("README.md", "LICENSE-APACHE", "LICENSE-MIT", "Cargo.toml.orig")} <= names, file
+        assert all(name.startswith(f"{folder}/") and "/target/" not in name for name in names), file
+        assert manifest["package"]["license"] == "MIT OR Apache-2.0" and manifest["package"]["description"]
+        # A registry takes no dependency without a version.
+        sections = [manifest.get(kind, {}) for kind in ("dependencies", "build-dependencies", "dev-dependencies")]
+        assert all(isinstance(needs, str) or needs.get("version") for section in sections for needs in section.values()), file
+
+
 @soak_only
 def test_the_crates_build_from_what_would_be_published(dist, tmp_path):
     crates = dist("crates")
@@ -168,7 +184,6 @@ def test_the_crates_build_from_what_would_be_published(dist, tmp_path):
         with tarfile.open(file) as crate:
             crate.extractall(tmp_path, filter="data")
     folders = sorted(path.name for path in tmp_path.iterdir())
-    assert len(folders) >= 10 and all((tmp_path / folder / "README.md").is_file() for folder in folders)
     patches = "".join(f'{folder.rpartition("-")[0]} = {{ path = "{folder}" }}\n' for folder in folders)
     (tmp_path / "Cargo.toml").write_text(f'[workspace]\nresolver = "3"\nmembers = ["*"]\nexclude = ["target"]\n[patch.crates-io]\n{patches}')
     plain(["cargo", "check", "--workspace"], env={"CARGO_TARGET_DIR": tmp_path / "target"}, cwd=tmp_path, timeout=1200).ok()
