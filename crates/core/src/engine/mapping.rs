@@ -127,13 +127,15 @@ impl<P: Ports> Engine<P> {
         self.table.blocks().for_each(|block| for_each_run(&mut block.lock(), is_out, &mut act));
     }
 
-    /// Lets the program write to the resident pages of `range`. Fails with
-    /// [`MoveError::Changing`] if some are still protected because the program is changing its
-    /// mappings; then the caller must receive that event and retry.
+    /// Lets the program write to the pages of `range` that are not swapped out. A page that the
+    /// engine does not know may be one of the program's, protected before the engine forgot it.
+    /// Fails with [`MoveError::Changing`] if some are still protected because the program is
+    /// changing its mappings; then the caller must receive that event and retry.
     pub fn unprotect(&self, range: Range<PageNumber>) -> Result<(), MoveError> {
         let Some(shared) = self.ports.shared_pages() else { return Ok(()) };
+        let may_be_mapped = |state: PageState| !matches!(state, PageState::Home { .. } | PageState::Swapped { .. });
         let mut result = Ok(());
-        self.for_each_resident(range, |entries, run| {
+        self.for_each_of(range, may_be_mapped, |entries, run| {
             if shared.unprotect(entries, run) == Err(MoveError::Changing) {
                 result = Err(MoveError::Changing);
             }
@@ -142,10 +144,19 @@ impl<P: Ports> Engine<P> {
     }
 
     /// Calls `act` with each run of resident pages of `range` in one block, under the block's lock.
-    pub fn for_each_resident(&self, range: Range<PageNumber>, mut act: impl FnMut(&Entries, Range<PageNumber>)) {
-        let is_resident = |state: PageState| matches!(state, PageState::Resident { .. });
+    pub fn for_each_resident(&self, range: Range<PageNumber>, act: impl FnMut(&Entries, Range<PageNumber>)) {
+        self.for_each_of(range, |state| matches!(state, PageState::Resident { .. }), act);
+    }
+
+    /// Calls `act` with each run of wanted pages of `range` in one block, under the block's lock.
+    fn for_each_of(
+        &self,
+        range: Range<PageNumber>,
+        is_wanted: impl Fn(PageState) -> bool,
+        mut act: impl FnMut(&Entries, Range<PageNumber>),
+    ) {
         self.in_blocks(range, |entries, part| {
-            for_each_run(entries, is_resident, &mut |entries: &mut Entries, run: Range<PageNumber>| {
+            for_each_run(entries, &is_wanted, &mut |entries: &mut Entries, run: Range<PageNumber>| {
                 let run = run.start.max(part.start)..run.end.min(part.end);
                 if run.start < run.end {
                     act(entries, run);

@@ -11,7 +11,7 @@ use std::ops::Range;
 pub trait SharedPages: Shared {
     /// Returns whether other processes may share pages now.
     fn exist(&self) -> bool;
-    /// Lets the program write to `pages`, which are resident; a page that is not would lose its
+    /// Lets the program write to `pages`, which are not swapped out: such a page would lose its
     /// mark. Fails with [`MoveError::Changing`] while the program changes its mappings.
     fn unprotect(&self, block: &Entries, pages: Range<PageNumber>) -> Result<(), MoveError>;
     /// Gives the program its own copy of shared pages among `pages`, if they still exist. Called

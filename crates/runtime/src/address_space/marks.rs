@@ -89,6 +89,19 @@ impl Marks {
         }
     }
 
+    /// Marks the empty pages of `range`, which could not return. The program may have pages of its
+    /// own there, and must not wait at a write to them.
+    pub(crate) fn set_again(&self, program: &Userfaultfd, pagemap: &OwnedFd, range: Range<usize>) {
+        if !self.are_set() {
+            return;
+        }
+        pagemap::each_run(pagemap, range, &mut |run, entry| {
+            if entry == Entry::Empty {
+                self.set(program, run);
+            }
+        });
+    }
+
     /// Remembers that `range`, which has just left the program, gets no marks.
     pub(crate) fn leave_out(&self, range: Range<usize>) {
         if self.are_set() {
@@ -198,6 +211,28 @@ mod tests {
         assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5]);
         marks.forget(page(6)..page(7));
         assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn a_page_of_the_program_is_not_protected() {
+        let region = Region::reserve(4 * PAGE_BYTES).unwrap();
+        let (marks, Ok(program)) = (Marks::new(&region), Userfaultfd::open(Features { events: false })) else { return };
+        if !marks.can_guard() {
+            return;
+        }
+        let pagemap = OwnedFd::from(std::fs::File::open("/proc/self/pagemap").unwrap());
+        let range = region.start()..region.start() + region.len();
+        program.register(region.start(), region.len(), Mode::Faults).unwrap();
+        program.zero(region.start() + PAGE_BYTES).unwrap();
+        assert!(marks.begin());
+        marks.set_again(&program, &pagemap, range.clone());
+        marks.miss();
+        assert_eq!(lost(&marks, &pagemap, &region), []);
+        let mut bits = [0; 4 * size_of::<u64>()];
+        rustix::io::pread(&pagemap, &mut bits, (region.start() / PAGE_BYTES * size_of::<u64>()) as u64).unwrap();
+        let is_protected = |bits: &[u8; 8]| u64::from_ne_bytes(*bits) >> 57 & 1 == 1;
+        let protected: Vec<bool> = bits.as_chunks().0.iter().map(is_protected).collect();
+        assert_eq!(protected, [true, false, true, true]);
     }
 
     #[test]

@@ -386,7 +386,7 @@ impl ports::AddressSpace for AddressSpace {
             let Err(again) = self.attachment.move_pages(rest(moved_pages).start, from, pages) else { return Ok(()) };
             stopped = Stopped { moved_pages: moved_pages + again.moved_pages, ..again };
         }
-        self.marks.set(program, rest(stopped.moved_pages));
+        self.marks.set_again(program, pagemap, rest(stopped.moved_pages));
         Err(stopped)
     }
 
