@@ -33,8 +33,9 @@ use std::time::Duration;
 
 /// Maximum speed at which a program touches memory: 8 GiB/s, in pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
-/// Interval at which the monitor checks whether a process still uses the memory, in nanoseconds.
-const USERS_INTERVAL_NS: u64 = 20_000_000;
+/// Interval at which the monitor checks whether a process still uses the memory. It is longer among
+/// many processes if the monitor is told about the end.
+const USERS_INTERVAL: Duration = Duration::from_millis(20);
 /// Time from the clearing of the exit word to the end of its thread.
 const EXIT_PAUSE: Duration = Duration::from_micros(200);
 /// The monitor's nice value: it works for some microseconds at a time.
@@ -143,9 +144,12 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
         }
         if now_ns() >= users_due_ns {
             check_users(runtime, &mut user);
-            let notices_end = runtime.dormancy.lasts() && runtime.companion.notices_exit();
-            let interval_ns = if notices_end { SLEEP_DORMANT.as_nanos() as u64 } else { USERS_INTERVAL_NS };
-            users_due_ns = now_ns() + interval_ns;
+            let interval = match runtime.companion.notices_exit() {
+                true if runtime.dormancy.lasts() => SLEEP_DORMANT,
+                true => (USERS_INTERVAL * crowd(runtime, &history)).min(SLEEP_DORMANT),
+                false => USERS_INTERVAL,
+            };
+            users_due_ns = now_ns() + interval.as_nanos() as u64;
         }
         {
             let _inside = runtime.fork.gate.enter();
@@ -222,7 +226,9 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         let max = match runtime.context.tracer.is_on() {
             true => SLEEP_RECORDING_MAX,
             false if runtime.dormancy.lasts() => SLEEP_DORMANT,
-            false => history.max_sleep(),
+            // Each of hundreds of idle processes would keep the CPUs busy. While there is much room,
+            // none can grow beyond it meanwhile.
+            false => (history.max_sleep() * crowd(runtime, history)).min(SLEEP_DORMANT),
         };
         return Some(sleep_for(room.pages - room.watermarks.activation_pages(), max));
     };
