@@ -2,7 +2,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import LONG, MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, same_as_plain
+from conftest import LONG, MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, same_as_plain
 
 
 @pytest.mark.parametrize("mode", ["pool", "nested", "both", "spawn"])
@@ -86,6 +86,11 @@ def test_forks_right_after_being_managed():
 
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(run, range(120 if LONG else 40))) == {b"done\n"}
+
+
+def test_a_child_does_not_look_asleep_before_fork_returns(built):
+    argv = [built("fork_state.c"), 40]
+    assert foliomem(argv, "64M").ok().out == plain(argv).ok().out == b"hardly any of the children slept inside fork\n"
 
 
 def test_child_outlives_parent(tmp_path):

@@ -5,10 +5,15 @@
 //! that it has not made, and the agent does not take part when the program is stopped, traced or
 //! filtered. The companion's first thread is the monitor; handlers and reclaimers are the others.
 //!
-//! An *intermediate* process starts the companion and ends at once. So the companion is not a child
-//! that the program might wait for: the supervisor, a subreaper, adopts it. If the program itself
-//! would adopt it (it is a subreaper, or the first process of a pid namespace), there is no
-//! intermediate. The companion is then a child that only waits with `__WALL` or `__WCLONE` report.
+//! An *intermediate* process starts the companion, and ends when the monitor has answered. So the
+//! companion is not a child that the program might wait for: the supervisor, a subreaper, adopts
+//! it. If the program itself would adopt it (it is a subreaper, or the first process of a pid
+//! namespace), the intermediate only waits for the answer. The companion is then a child that only
+//! waits with `__WALL` or `__WCLONE` report.
+//!
+//! The starting thread sleeps in the kernel's wait of vfork(2) meanwhile. A program may look at the
+//! state of its child to learn that the child sleeps in a call of its own, which is state `S`. In
+//! any other wait, the child of a fork would look so before the fork has returned.
 //!
 //! As soon as memory can be swapped out, a *guard* process runs beside the companion and shares its
 //! descriptors. If the companion is killed, the guard keeps the userfaultfd open, so that the
@@ -21,6 +26,7 @@
 
 use crate::clock::{now_ns, timespec};
 use crate::identity;
+use crate::interception::fork_call;
 use crate::region::Region;
 use crate::seccomp::{self, Call};
 use crate::thread::{self, Kind, Spec};
@@ -116,8 +122,8 @@ impl Companion {
         }
     }
 
-    /// Starts the companion of the calling process in `entry`, which must not return. `adoption`
-    /// says which process adopts orphans of the calling process.
+    /// Starts the companion of the calling process in `entry`, which must not return, and waits for
+    /// the monitor's answer. `adoption` says which process adopts orphans of the calling process.
     ///
     /// # Safety
     /// `entry` may be called with `argument` in a process that shares the memory. No other thread
@@ -165,7 +171,9 @@ impl Companion {
         if adoption == Adoption::ByProgram || process.is_init() || identity::is_nested() {
             // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static,
             // like `self`.
-            return unsafe { self.spawn(entry, argument) }.map(|_| ());
+            unsafe { self.spawn(entry, argument) }?;
+            // SAFETY: the intermediate may run `waiting_entry`, which ends it. `self` is static.
+            return unsafe { self.run_intermediate(waiting_entry, std::ptr::from_ref(self).cast_mut().cast()) };
         }
         let birth = Birth { companion: self, entry, argument, errno: AtomicI32::new(0) };
         // SAFETY: the intermediate may run `intermediate_entry`, and ends before `birth` is
@@ -219,11 +227,21 @@ impl Companion {
         entry: extern "C" fn(*mut u8),
         argument: *mut u8,
     ) -> Result<(), Errno> {
-        let spec = Spec { kind: Kind::Process, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
+        let spec =
+            Spec { kind: Kind::Intermediate, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
         // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static, like
         // `self`.
         let intermediate = unsafe { thread::spawn(&spec, entry, argument) }?;
-        thread::wait_for_exit(intermediate, &self.intermediate);
+        // The intermediate has left the memory, and ends within microseconds. A filter may forbid
+        // this thread to yield; then it sleeps until that end, in state `S`.
+        if fork_call::has_filter() {
+            thread::reap(intermediate);
+        } else {
+            while !thread::reap_ended(intermediate) {
+                #[expect(clippy::disallowed_methods, reason = "the intermediate is of the caller's session")]
+                rustix::thread::sched_yield();
+            }
+        }
         Ok(())
     }
 
@@ -433,14 +451,24 @@ pub enum Adoption {
     ByProgram,
 }
 
-/// First function of the intermediate: starts the companion and ends.
+/// First function of the intermediate: starts the companion, waits for the answer, and ends.
 extern "C" fn intermediate_entry(argument: *mut u8) {
     // SAFETY: `start` passes a `Birth`, and keeps it until this process has ended.
     let birth = unsafe { &*argument.cast::<Birth>() };
     // SAFETY: `start`'s caller keeps the contract of `entry`.
-    if let Err(errno) = unsafe { birth.companion.spawn(birth.entry, birth.argument) } {
+    match unsafe { birth.companion.spawn(birth.entry, birth.argument) } {
+        Ok(_) => drop(birth.companion.wait_for_answer()),
         // Release pairs with the Acquire in `start`.
-        birth.errno.store(errno.raw_os_error(), Ordering::Release);
+        Err(errno) => birth.errno.store(errno.raw_os_error(), Ordering::Release),
     }
+    thread::exit_thread();
+}
+
+/// First function of an intermediate beside a companion that the program has made itself: waits for
+/// the answer, and ends.
+extern "C" fn waiting_entry(argument: *mut u8) {
+    // SAFETY: `start` passes the companion, which is static.
+    let companion: &'static Companion = unsafe { &*argument.cast() };
+    companion.wait_for_answer();
     thread::exit_thread();
 }

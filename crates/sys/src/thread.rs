@@ -69,6 +69,9 @@ pub enum Kind {
     /// sends no signal, and only a wait with `__WALL` or `__WCLONE` reports it. A tracer of the
     /// caller does not trace it.
     Process,
+    /// A process like [`Kind::Process`]. The caller sleeps until it has ended, as in vfork(2): the
+    /// state of such a thread is `D` and not `S`, which tells a program that the thread is idle.
+    Intermediate,
     /// A process like [`Kind::Process`], but it shares the caller's descriptors.
     ProcessOfSameFiles,
 }
@@ -81,6 +84,7 @@ impl Kind {
             | match self {
                 Kind::Thread => THREAD_FLAGS,
                 Kind::Process => raw::CLONE_UNTRACED,
+                Kind::Intermediate => raw::CLONE_UNTRACED | raw::CLONE_VFORK,
                 Kind::ProcessOfSameFiles => raw::CLONE_UNTRACED | raw::CLONE_FILES,
             }
     }
@@ -209,14 +213,20 @@ pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
 
 /// Waits until process `id`, a child of the caller, has ended, and reaps it.
 pub fn reap(id: Pid) {
-    loop {
-        let number = raw::__NR_wait4 as usize;
-        // SAFETY: the call gets no address for the status, so it writes nothing.
-        let waited = unsafe { syscall4(number, id.as_raw_nonzero().get() as usize, 0, raw::__WALL as usize, 0) };
-        if waited != -(Errno::INTR.raw_os_error() as isize) {
-            return;
-        }
-    }
+    while wait_for(id, 0) == -(Errno::INTR.raw_os_error() as isize) {}
+}
+
+/// Reaps process `id`, a child of the caller, if it has ended. Returns whether it is no child any
+/// more.
+pub fn reap_ended(id: Pid) -> bool {
+    wait_for(id, raw::WNOHANG) != 0
+}
+
+/// Waits for process `id` with `options`, and returns the result of wait4(2).
+fn wait_for(id: Pid, options: u32) -> isize {
+    let (number, id) = (raw::__NR_wait4 as usize, id.as_raw_nonzero().get() as usize);
+    // SAFETY: the call gets no address for the status, so it writes nothing.
+    unsafe { syscall4(number, id, 0, (raw::__WALL | options) as usize, 0) }
 }
 
 /// Waits until the kernel has cleared `word`, which contains the id of a thread or process of

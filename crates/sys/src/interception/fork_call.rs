@@ -307,16 +307,17 @@ pub fn note_filter() {
     HAS_FILTER.store(true, Ordering::Relaxed);
 }
 
+/// Returns whether such a filter is known.
+pub fn has_filter() -> bool {
+    HAS_FILTER.load(Ordering::Relaxed)
+}
+
 /// Reads memory at an address that the program passes to a system call. Fails with `FAULT` if
 /// nothing is mapped there.
 pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
-    let read = if HAS_FILTER.load(Ordering::Relaxed) {
-        Err(Errno::PERM)
-    } else {
-        copied(raw::__NR_process_vm_readv, &local, &remote)
-    };
+    let read = if has_filter() { Err(Errno::PERM) } else { copied(raw::__NR_process_vm_readv, &local, &remote) };
     match read {
         Ok(len) if len == bytes.len() => Ok(()),
         Ok(_) | Err(Errno::FAULT) => Err(Errno::FAULT),
