@@ -118,3 +118,10 @@ def test_a_program_that_changes_its_root(tmp_path):
     got = foliomem([PYTHON, "-c", script, tmp_path], "96M").ok()
     assert got.out == b"as ever\n"
     assert_swapped(got)
+
+
+@pytest.mark.alone
+def test_hundreds_of_children_live_at_once(built):
+    """Their monitors took all CPUs once, and the fork of the eight hundredth child did not end in a minute."""
+    got = foliomem([built("living_children.c"), 800], "2G", timeout=120).ok()
+    assert got.out == b"right\n", got.out

@@ -41,6 +41,8 @@ use std::time::Duration;
 
 /// Interval at which a thread that waits for the companion checks that it is alive.
 const ANSWER_PAUSE: Duration = Duration::from_millis(20);
+/// Maximum number of yields to an intermediate that is about to end.
+const MAX_YIELDS: u32 = 1000;
 
 /// The stacks of the companion's processes.
 #[derive(Debug)]
@@ -233,14 +235,19 @@ impl Companion {
         // `self`.
         let intermediate = unsafe { thread::spawn(&spec, entry, argument) }?;
         // The intermediate has left the memory, and ends within microseconds. A filter may forbid
-        // this thread to yield; then it sleeps until that end, in state `S`.
-        if fork_call::has_filter() {
-            thread::reap(intermediate);
-        } else {
-            while !thread::reap_ended(intermediate) {
+        // this thread to yield, and a real-time thread may keep the CPU although it yields; then it
+        // sleeps until that end, in state `S`.
+        let yields = if fork_call::has_filter() { 0 } else { MAX_YIELDS };
+        let is_reaped = (0..yields).any(|_| {
+            let is_reaped = thread::reap_ended(intermediate);
+            if !is_reaped {
                 #[expect(clippy::disallowed_methods, reason = "the intermediate is of the caller's session")]
                 rustix::thread::sched_yield();
             }
+            is_reaped
+        });
+        if !is_reaped {
+            thread::reap(intermediate);
         }
         Ok(())
     }
