@@ -226,8 +226,8 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         let max = match runtime.context.tracer.is_on() {
             true => SLEEP_RECORDING_MAX,
             false if runtime.dormancy.lasts() => SLEEP_DORMANT,
-            // Each of hundreds of idle processes would keep the CPUs busy. While there is much room,
-            // none can grow beyond it meanwhile.
+            // Hundreds of idle processes would keep the CPUs busy. None can grow beyond the room
+            // meanwhile.
             false => (history.max_sleep() * crowd(runtime, history)).min(SLEEP_DORMANT),
         };
         return Some(sleep_for(room.pages - room.watermarks.activation_pages(), max));
