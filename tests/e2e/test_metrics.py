@@ -68,6 +68,7 @@ def test_a_file_is_always_whole_and_has_the_end(tmp_path):
     got = finish(running, write)
     last = parsed(file.read_text())
     assert last["vmstat_pswpin_total",] == got.stats["vmstat"]["pswpin"] > 0 and last["processes",] == 0
+    assert last["memory_stall_seconds_total",] == pytest.approx(got.stats["memory_stall_ns"] / 1e9, abs=0.1)
     assert os.listdir(tmp_path) == ["run.prom"]
 
 

@@ -103,6 +103,8 @@ impl Metrics {
         let mut processes = sizes_by_pid(control.process_sizes());
         page.gauge("processes", "Processes that live.", processes.len() as u64);
         page.faults(&counters);
+        page.family("memory_stall_seconds", "counter", "Time that the run waited for memory.");
+        page.sample("memory_stall_seconds_total", "", control.memory_stall().stall_ns as f64 / 1e9);
         page.counters("vmstat", counters.vm.fields());
         page.counters("bd_stat", counters.backing.fields().filter(|(name, _)| *name != "bd_count"));
         page.family("process_taken_bytes", "gauge", "What the largest processes take.");
