@@ -10,7 +10,7 @@
 //! so that another process can break it.
 
 use crate::cluster_ownership::SwapSpace;
-use crate::configuration::decode_codec;
+use crate::configuration::SettingWords;
 use crate::custody::Calls;
 use crate::door;
 use crate::messages::{MAX_NOTICES, Message};
@@ -32,7 +32,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 21;
+const VERSION: u64 = 22;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -63,24 +63,13 @@ shared_words! {
     pub(crate) struct Header {
         pub(crate) magic: AtomicU64,
         pub(crate) version: AtomicU64,
-        /// The current limit of the tree. A limit that follows the need lies between that at the
-        /// start and the maximum, and is the need divided by `need_divisor`; that is 0 for another
-        /// limit.
+        pub(crate) settings: SettingWords,
+        /// The current limit of the tree.
         pub(crate) limit_bytes: AtomicU64,
-        pub(crate) start_limit_bytes: AtomicU64,
-        pub(crate) max_limit_bytes: AtomicU64,
         /// The limit that is wanted by hand ([`crate::wanted_limit`]), and the one that the
         /// supervisor has applied last.
         pub(crate) wanted_limit: AtomicU64,
         pub(crate) applied_limit: AtomicU64,
-        pub(crate) need_divisor: AtomicU32,
-        pub(crate) sizes: AtomicU32,
-        pub(crate) codec: AtomicU32,
-        /// As `codec`, or [`NO_CODEC`].
-        pub(crate) recompress: AtomicU32,
-        pub(crate) granule: AtomicU32,
-        pub(crate) reclaimers: AtomicU32,
-        pub(crate) flags: AtomicU32,
         pub(crate) hellos: AtomicU32,
         /// Number of slots that were ever claimed.
         pub(crate) slots_used: AtomicU32,
@@ -148,7 +137,8 @@ impl Control {
         fcntl_add_seals(&fd, SEALS).map_err(|errno| ControlError::System("seal", errno))?;
         let control = map(&fd)?.leak();
         let header = &control.header;
-        header.set_configuration(configuration);
+        header.settings.set(configuration);
+        header.limit_bytes.store(configuration.limit.start_bytes(), Ordering::Relaxed);
         header.version.store(VERSION, Ordering::Relaxed);
         // Release pairs with the Acquire in `of`: the header is complete.
         header.magic.store(MAGIC, Ordering::Release);
@@ -227,7 +217,7 @@ impl Control {
         // Acquire pairs with the Release in `create`.
         let is_ours =
             header.magic.load(Ordering::Acquire) == MAGIC && header.version.load(Ordering::Relaxed) == VERSION;
-        if !is_ours || decode_codec(header.codec.load(Ordering::Relaxed)).is_none() {
+        if !is_ours || !header.settings.have_codec() {
             return Err(ControlError::Version);
         }
         Ok(control)

@@ -55,7 +55,7 @@ impl Control {
         self.header.taken_peak_bytes.fetch_max(taken_bytes, Ordering::Relaxed);
         self.follow_need();
         // A limit that follows the need has followed this very figure.
-        let needed_bytes = match self.header.need_divisor.load(Ordering::Relaxed) {
+        let needed_bytes = match self.header.settings.need_divisor.load(Ordering::Relaxed) {
             0 => self.tree_needed_bytes().max(ended_bytes),
             _ => self.need_peak_bytes(),
         };
@@ -80,11 +80,11 @@ impl Control {
     /// Raises a limit that follows the need to the tree's current need; does nothing to a fixed
     /// limit.
     pub fn follow_need(&self) {
-        if let Some(divisor) = NonZeroU32::new(self.header.need_divisor.load(Ordering::Relaxed)) {
+        if let Some(divisor) = NonZeroU32::new(self.header.settings.need_divisor.load(Ordering::Relaxed)) {
             let needed_bytes = self.tree_needed_bytes();
             self.header.need_peak_bytes.fetch_max(needed_bytes, Ordering::Relaxed);
             let share_bytes = needed_bytes / u64::from(divisor.get());
-            let max_bytes = self.header.max_limit_bytes.load(Ordering::Relaxed);
+            let max_bytes = self.header.settings.max_limit_bytes.load(Ordering::Relaxed);
             self.header.limit_bytes.fetch_max(share_bytes.min(max_bytes), Ordering::Relaxed);
         }
     }

@@ -75,20 +75,20 @@ impl Control {
 
     /// The supervisor: new processes prepare for a limit of `bytes`, too.
     pub fn raise_max_limit_bytes(&self, bytes: u64) {
-        self.header.max_limit_bytes.fetch_max(bytes, Ordering::Relaxed);
+        self.header.settings.max_limit_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
     /// The supervisor: the limit follows the need from now on, which is at least the peak so far.
     pub fn follow_need_from_now(&self, divisor: NonZeroU32) {
         let peak_bytes = self.header.needed_peak_bytes.load(Ordering::Relaxed);
         self.header.need_peak_bytes.fetch_max(peak_bytes, Ordering::Relaxed);
-        self.header.need_divisor.store(divisor.get(), Ordering::Relaxed);
+        self.header.settings.need_divisor.store(divisor.get(), Ordering::Relaxed);
     }
 
     /// The supervisor: the limit does not follow the need any more. An agent that has just read the
     /// divisor may raise the limit once more.
     pub fn stop_following_need(&self) {
-        self.header.need_divisor.store(0, Ordering::Relaxed);
+        self.header.settings.need_divisor.store(0, Ordering::Relaxed);
     }
 }
 
