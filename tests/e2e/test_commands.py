@@ -42,7 +42,6 @@ def test_what_the_start_of_a_run_takes_is_measured_in_turns_with_none():
     plain, managed = json.loads(cli("bench", "start", "--runs", "5", "--json").ok().out)
     assert (plain["setting"], managed["setting"], plain["runs"], managed["runs"]) == ("plain", "foliomem", 5, 5)
     assert 0 < plain["fastest_milliseconds"] <= plain["milliseconds"] < managed["milliseconds"] < 1000, (plain, managed)
-    assert b"ratio" in cli("bench", "start", "--runs", "1").ok().out
 
 
 def test_only_the_agent_brings_its_own_heap():

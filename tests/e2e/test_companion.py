@@ -61,6 +61,12 @@ def zombies(parent):
     return [pid for pid in pids if stat(pid) == ("Z", parent)]
 
 
+def remaining(program):
+    """The processes that execute `program`, foliomem's own included."""
+    commands = {stat.parent.name: read_text(stat.parent / "cmdline") for stat in Path("/proc").glob("[0-9]*/stat")}
+    return [pid for pid, command in commands.items() if command.startswith(str(program))]
+
+
 def until(condition, seconds=5.0):
     """Waits for something; whether it has come."""
     end = time.monotonic() + seconds
@@ -346,3 +352,5 @@ def test_a_process_that_unmaps_everything_ends_alone(built, torture):
     program, mib = built("unmaps.c"), 4 if torture else 8
     assert plain([program, mib]).out == b"OK\n"
     assert foliomem([program, mib], "16M", torture=torture).ok().out == b"OK\n"
+    # A guard whose stack was gone asked for the companion's end again and again, for ever.
+    assert until(lambda: not remaining(program), 20), remaining(program)

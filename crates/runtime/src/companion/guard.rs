@@ -13,6 +13,7 @@ use foliomem_sys::pagemap;
 use foliomem_sys::signals;
 use foliomem_sys::thread;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 extern "C" fn guard_entry(argument: *mut u8) {
     // SAFETY: `start_guard` passes the runtime, which lives as long as the memory.
@@ -31,7 +32,15 @@ fn guard(runtime: &'static Runtime) -> ! {
     match runtime.companion.process().map(memory_users::open_pidfd) {
         Some(Ok(Some(pidfd))) => {
             let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
-            while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+            let mut polled = poll(&mut ended, None);
+            while polled == Err(Errno::INTR) {
+                polled = poll(&mut ended, None);
+            }
+            if polled.is_err() {
+                // The program may have unmapped this stack: a retry would fail for ever. The access
+                // to other memory of the agent ends this process then.
+                runtime.companion.wait_for_end();
+            }
         }
         Some(Ok(None)) => runtime.companion.wait_for_end(),
         None | Some(Err(_)) => {}
