@@ -192,7 +192,7 @@ def test_children_of_a_parent_that_has_changed_its_user_reach_the_file(tmp_path,
               " parts[depth] = os.urandom(1 << 20)\n sums[depth] = hashlib.md5(parts[depth]).digest()\n"
               " assert [hashlib.md5(p).digest() for p in parts] == sums\n"
               " if pid:\n  assert os.waitpid(pid, 0)[1] == 0\n  if os.getpid() == top: print('intact')\n  os._exit(0)\n")
-    options = ["--swap", f"{tmp_path}/swap:512M"]
+    options = ["--swap", f"{tmp_path}/swap:768M"]
     got = foliomem([PYTHON, "-uc", script], "48M", options=options, timeout=100).ok()
     assert got.out == b"intact\n" and not said(got), (got.out, got.err)
     assert got.stats["bd_stat"]["bd_reads"] > 0 and got.stats["bd_stat"]["failed_reads"] == 0
