@@ -61,12 +61,6 @@ def zombies(parent):
     return [pid for pid in pids if stat(pid) == ("Z", parent)]
 
 
-def remaining(program):
-    """The processes that execute `program`, foliomem's own included."""
-    commands = {stat.parent.name: read_text(stat.parent / "cmdline") for stat in Path("/proc").glob("[0-9]*/stat")}
-    return [pid for pid, command in commands.items() if command.startswith(str(program))]
-
-
 def until(condition, seconds=5.0):
     """Waits for something; whether it has come."""
     end = time.monotonic() + seconds
@@ -353,4 +347,4 @@ def test_a_process_that_unmaps_everything_ends_alone(built, torture):
     assert plain([program, mib]).out == b"OK\n"
     assert foliomem([program, mib], "16M", torture=torture).ok().out == b"OK\n"
     # A guard whose stack was gone asked for the companion's end again and again, for ever.
-    assert until(lambda: not remaining(program), 20), remaining(program)
+    assert until(lambda: who_runs(program) == ([], []), 20), who_runs(program)

@@ -42,10 +42,11 @@ impl Activated {
         self.engine.ports().space.lock_pages(kept);
     }
 
-    /// Lets the program write to `kept`. Fails with [`MoveError::Changing`] as long as it changes
-    /// its mappings.
+    /// Lets the program write to `kept`. Fails with [`MoveError::Changing`] if some are still
+    /// protected because it is changing its mappings.
     pub(crate) fn unprotect(&self, kept: &[usize]) -> Result<(), MoveError> {
-        kept.iter().try_for_each(|&page| self.engine.unprotect(pages(&(page..page + PAGE_BYTES))))
+        let unprotected = kept.iter().map(|&page| self.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
+        unprotected.fold(Ok(()), Result::and)
     }
 
     /// Creates the contexts of a thread that also recompresses.

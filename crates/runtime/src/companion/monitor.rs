@@ -93,6 +93,9 @@ struct History {
     changed_ns: u64,
     /// The folio sizes that are allowed.
     sizes: SizePolicy,
+    /// The factor by which the monitor samples more rarely because of other processes, at the last
+    /// sample.
+    crowd: u32,
 }
 
 impl History {
@@ -129,7 +132,7 @@ impl History {
 
 /// Watches the process until it ends. `user` is a process that uses the memory.
 pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
-    let (mut history, mut place) = (History::default(), ThreadPlacement::here());
+    let (mut history, mut place) = (History { crowd: 1, ..History::default() }, ThreadPlacement::here());
     let (mut due_ns, mut users_due_ns) = (0, 0);
     loop {
         place.update(&runtime.placement);
@@ -146,7 +149,7 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             check_users(runtime, &mut user);
             let interval = match runtime.companion.notices_exit() {
                 true if runtime.dormancy.lasts() => SLEEP_DORMANT,
-                true => (USERS_INTERVAL * crowd(runtime, &history)).min(SLEEP_DORMANT),
+                true => (USERS_INTERVAL * history.crowd).min(SLEEP_DORMANT),
                 false => USERS_INTERVAL,
             };
             users_due_ns = now_ns() + interval.as_nanos() as u64;
@@ -158,7 +161,8 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             }
             if now_ns() >= due_ns {
                 let Some(sleep) = sample(runtime, &mut history) else { continue };
-                let sleep = (sleep * crowd(runtime, &history)).min(sleep.max(SLEEP_MAX));
+                history.crowd = crowd(runtime, &history);
+                let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
                 due_ns = now_ns() + sleep.as_nanos() as u64;
             }
         }
@@ -195,7 +199,7 @@ fn crowd(runtime: &'static Runtime, history: &History) -> u32 {
 
 /// Samples the process. Returns how long to sleep; `None` if there is more to do at once.
 fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> {
-    runtime.sharing.measure(&runtime.context, || crowd(runtime, history));
+    runtime.sharing.measure(&runtime.context, history.crowd);
     runtime.context.budget.sample();
     runtime.notices.lenders.check_if_due();
     history.add((
@@ -228,7 +232,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
             false if runtime.dormancy.lasts() => SLEEP_DORMANT,
             // Hundreds of idle processes would keep the CPUs busy. None can grow beyond the room
             // meanwhile.
-            false => (history.max_sleep() * crowd(runtime, history)).min(SLEEP_DORMANT),
+            false => (history.max_sleep() * history.crowd).min(SLEEP_DORMANT),
         };
         return Some(sleep_for(room.pages - room.watermarks.activation_pages(), max));
     };

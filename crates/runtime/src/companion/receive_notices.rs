@@ -5,7 +5,6 @@
 use crate::address_space::adopt::{adopt_part, join_mappings};
 use crate::address_space::allocation_notice::{Notice, NoticeKind};
 use crate::address_space::program_code;
-use crate::address_space::ranges::pages;
 use crate::companion::activate::activate;
 use crate::companion::activated::Activated;
 use crate::companion::end::cannot_activate;
@@ -14,7 +13,6 @@ use crate::runtime::Runtime;
 use foliomem_sys::memory_advice;
 use foliomem_sys::thread_control_block;
 use foliomem_sys::unseen_calls;
-use foliomem_types::units::PAGE_BYTES;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use std::ops::Range;
@@ -110,12 +108,10 @@ pub(crate) fn pin_control_blocks(runtime: &'static Runtime) {
 
 /// Keeps the control block of `thread` resident and unprotected from now on.
 fn pin_control_block(runtime: &'static Runtime, block: &Range<usize>, thread: Pid) {
-    let engine = runtime.activation.activated.get().map(|activated| &activated.engine);
+    let activated = runtime.activation.activated.get();
     // A thread that swaps out a page reads the list of control blocks under this lock.
-    let _guard = engine.map(|engine| engine.ports().space.hold_mappings());
+    let _guard = activated.map(|activated| activated.engine.ports().space.hold_mappings());
     runtime.notices.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
-    for page in thread_control_block::pages(block) {
-        // A write waits for a handler where this fails.
-        let _ = engine.map(|engine| engine.unprotect(pages(&(page..page + PAGE_BYTES))));
-    }
+    // A write waits for a handler where this fails.
+    let _ = activated.map(|activated| activated.unprotect(&thread_control_block::pages(block)));
 }

@@ -52,7 +52,7 @@ impl SharedPages {
     /// Measures the shared pages if a measurement is due: while the other side of a fork lives,
     /// each write changes their number. `crowd` is the factor by which the monitor samples more
     /// rarely because of other processes.
-    pub(crate) fn measure(&self, context: &Context, crowd: impl FnOnce() -> u32) {
+    pub(crate) fn measure(&self, context: &Context, crowd: u32) {
         let (Some(files), budget) = (&*context.files, &context.budget) else { return };
         let at_ns = now_ns();
         if !budget.shares() {
@@ -80,6 +80,6 @@ impl SharedPages {
         }
         // A measurement takes longer the more memory there is: it may take a twentieth of a CPU.
         let pause_ns = (clock::thread_cpu_ns() - began_cpu_ns).saturating_mul(20).max(SHARED_INTERVAL_NS);
-        self.due_ns.store(now_ns() + pause_ns * u64::from(crowd()), Ordering::Relaxed);
+        self.due_ns.store(now_ns() + pause_ns * u64::from(crowd), Ordering::Relaxed);
     }
 }

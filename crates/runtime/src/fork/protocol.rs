@@ -212,10 +212,12 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
         let activated = events.activated;
         // A mapping that grew and was then unmapped in part is found like a new one.
         adopt_mappings(events);
-        drop(events.receive_changes(&mut faults));
         // The forking thread could not wait for a handler. Other threads may change mappings again.
-        while activated.unprotect(&needed).is_err() {
+        loop {
             drop(events.receive_changes(&mut faults));
+            if activated.unprotect(&needed).is_ok() {
+                break;
+            }
         }
         activated.engine.drop_all_lost();
         activated.engine.ports().space.allow_forks();
