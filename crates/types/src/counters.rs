@@ -263,6 +263,8 @@ counters! {
         discarded_unheard: count,
         /// Processes whose code can make system calls that the agent does not see.
         unseen_callers: count,
+        /// Searches of all mappings for memory to manage.
+        mapping_searches: count,
         /// Pages left unmanaged because the arena was full.
         unmanaged_arena_full: count,
         /// Pages the migrate scanner looked at.

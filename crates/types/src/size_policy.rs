@@ -36,6 +36,7 @@ pub enum Advice {
 
 /// Whether a process disabled huge pages for itself (PR_SET_THP_DISABLE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
 pub enum Disabled {
     /// The process did not disable huge pages.
     #[default]
@@ -44,6 +45,17 @@ pub enum Disabled {
     ExceptAdvised,
     /// The process disabled huge pages everywhere.
     Yes,
+}
+
+impl Disabled {
+    /// Returns the value with this number. Other numbers are [`Disabled::No`].
+    pub const fn from_number(number: u8) -> Disabled {
+        match number {
+            number if number == Disabled::ExceptAdvised as u8 => Disabled::ExceptAdvised,
+            number if number == Disabled::Yes as u8 => Disabled::Yes,
+            _ => Disabled::No,
+        }
+    }
 }
 
 /// All size controls in one word. Each order has two bits. Order 0 is always enabled, so its bits

@@ -136,8 +136,7 @@ impl<P: Ports> Engine<P> {
         if self.returns_alone() {
             return OrderSet::ALL.up_to(Order::ZERO);
         }
-        let mapping = if whole > Order::ZERO { self.ports.address_space().mapping(page) } else { None };
-        let sizes = mapping.map_or(OrderSet::ALL, |mapping| mapping.sizes);
+        let sizes = if whole > Order::ZERO { self.ports.address_space().sizes_of_return(page) } else { OrderSet::ALL };
         match self.config.swap_in {
             SwapIn::Whole => sizes.up_to(whole),
             SwapIn::Adaptive | SwapIn::Page => OrderSet::ALL.up_to(sizes.highest().min(whole)),

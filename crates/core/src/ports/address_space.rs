@@ -71,6 +71,9 @@ pub trait AddressSpace: Shared {
 
     /// Returns the mapping that contains `page`.
     fn mapping(&self, page: PageNumber) -> Option<Mapping>;
+    /// Returns the folio sizes that are allowed for a return to `page`. They may be those of a
+    /// moment ago: each fault of a swapped-out folio asks for them.
+    fn sizes_of_return(&self, page: PageNumber) -> OrderSet;
     /// Calls `found` with each maximal run of pages in `pages` that have content in the program, in
     /// ascending order.
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>));

@@ -14,7 +14,7 @@ use foliomem_core::store::{FilePlace, Fragment, FragmentMut, FragmentRef, Piece,
 use foliomem_core::sync::Mutex;
 use foliomem_types::counters::Counters;
 use foliomem_types::size_policy::{Advice, Disabled, SizePolicy};
-use foliomem_types::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, PageNumber, Slot};
+use foliomem_types::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, OrderSet, PageNumber, Slot};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
@@ -429,6 +429,10 @@ impl AddressSpace for Double {
         let (pages, advice) = state.mapping(page.0)?;
         let sizes = state.sizes.allowed(*advice, state.disabled);
         Some(Mapping { pages: PageNumber(pages.start)..PageNumber(pages.end), sizes })
+    }
+
+    fn sizes_of_return(&self, page: PageNumber) -> OrderSet {
+        self.mapping(page).map_or(OrderSet::ALL, |mapping| mapping.sizes)
     }
 
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {

@@ -4,7 +4,7 @@ use super::{Home, LabMachine, PRESENT};
 use foliomem_core::page_table::Entries;
 use foliomem_core::ports::{AddressSpace, Corrupted, Mapping, MoveError, Stopped};
 use foliomem_core::sync::atomic::Ordering::Relaxed;
-use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, PageNumber};
+use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, OrderSet, PageNumber};
 use std::ops::Range;
 
 impl LabMachine {
@@ -41,6 +41,11 @@ impl AddressSpace for LabMachine {
         let mappings = self.mappings.lock();
         let (&start, &end) = mappings.range(..=page).next_back()?;
         (page < end).then_some(Mapping { pages: start..end, sizes: self.sizes })
+    }
+
+    #[inline]
+    fn sizes_of_return(&self, _page: PageNumber) -> OrderSet {
+        self.sizes
     }
 
     #[inline]

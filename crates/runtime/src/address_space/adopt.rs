@@ -57,6 +57,7 @@ fn window_bytes(events: MappingEvents) -> usize {
 
 /// Adopts every unmanaged mapping. Returns whether there was one.
 pub(crate) fn adopt_mappings(events: MappingEvents) -> bool {
+    events.context.budget.counters().vm.mapping_searches.inc();
     let advices = events.activated.engine.ports().space.advices();
     let mapped = advices.has_waiting().then(Ranges::default);
     // Threads that map all the time would keep the kernel's lock of the mappings. Memory that they

@@ -10,7 +10,7 @@
 //! Lock order: it samples inside the gate, and closes the gate for a fork.
 
 use crate::address_space::adopt::adopt_mappings;
-use crate::address_space::mapping_events::is_receiver_starved;
+use crate::address_space::mapping_events::{MappingEvents, is_receiver_starved};
 use crate::companion::activate::activate;
 use crate::companion::end::{cannot_activate, check_users};
 use crate::companion::farewell;
@@ -248,25 +248,32 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         runtime.placement.separate(SEPARATE_WHILE_GROWING_NS);
     }
     events.settle();
-    let managed = engine.resident_pages() as i64;
-    let unmanaged = runtime.context.budget.own_pages() - managed;
-    // New mappings show as growth of unmanaged memory.
-    if unmanaged > history.unmanaged_pages + NEW_MAPPING_PAGES || runtime.context.settings.torture {
-        if adopt_mappings(events) {
-            runtime.notices.allocations.note_found();
-        }
-        history.unmanaged_pages = runtime.context.budget.own_pages() - engine.resident_pages() as i64;
-    }
-    history.unmanaged_pages = history.unmanaged_pages.min(unmanaged);
-    let unmanaged_pages = runtime.context.budget.own_pages() - engine.held_pages() as i64;
-    runtime.context.budget.note_unmanaged(unmanaged_pages);
-    runtime.context.tracer.unmanaged(&runtime.context.budget, unmanaged_pages);
+    look_for_mappings(runtime, events, history);
+    engine.ports().space.ask_disabled();
     let sizes = runtime.context.budget.control().sizes();
     if std::mem::replace(&mut history.sizes, sizes) != sizes {
         engine.ports().space.prepare_for_huge(0..usize::MAX);
     }
     engine.maintain();
     Some(balance(runtime, engine, history))
+}
+
+/// Searches the mappings for memory to manage if the process has grown by unmanaged memory. What
+/// moves between the program, the store and free frames is no growth: each search reads all
+/// mappings, and pauses threads that map.
+fn look_for_mappings(runtime: &'static Runtime, events: MappingEvents, history: &mut History) {
+    let engine = &events.activated.engine;
+    let unmanaged_pages = || runtime.context.budget.own_pages() - engine.held_pages() as i64;
+    if unmanaged_pages() > history.unmanaged_pages + NEW_MAPPING_PAGES || runtime.context.settings.torture {
+        if adopt_mappings(events) {
+            runtime.notices.allocations.note_found();
+        }
+        history.unmanaged_pages = unmanaged_pages();
+    }
+    let unmanaged_pages = unmanaged_pages();
+    history.unmanaged_pages = history.unmanaged_pages.min(unmanaged_pages);
+    runtime.context.budget.note_unmanaged(unmanaged_pages);
+    runtime.context.tracer.unmanaged(&runtime.context.budget, unmanaged_pages);
 }
 
 /// Returns whether memory must be managed to serve `request`.

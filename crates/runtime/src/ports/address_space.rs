@@ -31,6 +31,7 @@ use foliomem_sys::{maps, pagemap};
 use foliomem_types::size_policy::{Advice, Disabled};
 use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// The program's address space. Lock order: the gate, the lock of the mappings, the engine's locks,
 /// then leaves.
@@ -49,6 +50,8 @@ pub struct AddressSpace {
     may_have_grown: Mutex<Vec<usize>>,
     /// Held for writing from the read of a message until its event is applied or waits for others.
     mappings: RwLock<Changes, Mappings>,
+    /// The number of the [`Disabled`] that the kernel answered last.
+    disabled: AtomicU8,
     tracer: &'static Tracer,
 }
 
@@ -73,6 +76,7 @@ impl AddressSpace {
             marks,
             may_have_grown: Mutex::default(),
             mappings: RwLock::default(),
+            disabled: AtomicU8::new(Disabled::No as u8),
             tracer,
         }
     }
@@ -174,6 +178,16 @@ impl AddressSpace {
         &self.advices
     }
 
+    /// Asks the kernel whether the program has disabled huge pages. [`sizes_of_return`] believes
+    /// the answer until the next question.
+    ///
+    /// [`sizes_of_return`]: ports::AddressSpace::sizes_of_return
+    pub fn ask_disabled(&self) -> Disabled {
+        let disabled = advice::disabled();
+        self.disabled.store(disabled as u8, Relaxed);
+        disabled
+    }
+
     /// Returns the folio sizes that are allowed in memory with `advice`.
     fn sizes(&self, advice: Advice) -> OrderSet {
         let policy = self.budget.control().sizes();
@@ -181,7 +195,7 @@ impl AddressSpace {
         if policy.allowed(Advice::Huge, Disabled::No) == OrderSet::EMPTY {
             OrderSet::EMPTY
         } else {
-            policy.allowed(advice, advice::disabled())
+            policy.allowed(advice, self.ask_disabled())
         }
     }
 
@@ -355,6 +369,13 @@ impl ports::AddressSpace for AddressSpace {
         self.advices.receive(&self.ranges);
         let known = self.ranges.containing(address(page))?;
         Some(Mapping { pages: ranges::pages(&known.range), sizes: self.sizes(known.advice.huge_pages) })
+    }
+
+    fn sizes_of_return(&self, page: PageNumber) -> OrderSet {
+        self.advices.receive(&self.ranges);
+        let Some(known) = self.ranges.containing(address(page)) else { return OrderSet::ALL };
+        let disabled = Disabled::from_number(self.disabled.load(Relaxed));
+        self.budget.control().sizes().allowed(known.advice.huge_pages, disabled)
     }
 
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
