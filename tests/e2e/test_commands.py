@@ -1,5 +1,6 @@
 """The programs of foliomem beside each other: `foliomem`, `foliomem-lab`, `foliomem-bench` and what that measures."""
 import json
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,9 +34,23 @@ def test_access_is_measured_without_precautions(tmp_path):
     corpus = tmp_path / "corpus"
     corpus.write_bytes(b"".join(b"%015d\n" % number for number in range(1 << 12)))
     child = Path(BIN).resolve().with_name("foliomem-bench-access")
-    got = foliomem([child, "sequential", 96, 50000, corpus], limit="48M").ok()
-    assert json.loads(got.out)["seconds"] > 0
+    for threads in [1, 3]:
+        got = foliomem([child, "random", 32, threads, 30000, corpus], limit="16M").ok()
+        assert got.stats["vmstat"]["pswpin"] > 1000, "every thread verifies what it touches"
+    got = foliomem([child, "sequential", 96, 1, 50000, corpus], limit="48M").ok()
+    measured = json.loads(got.out)
+    assert measured["seconds"] > 0 and 0 < measured["touch_p99_ns"] <= measured["touch_p999_ns"], measured
     assert got.stats["vmstat"]["pswpout"] > 1000 and got.stats["vmstat"]["unseen_callers"] == 0
+
+
+def test_a_program_that_maps_nothing_is_not_searched(tmp_path):
+    """Pages that move between the program, the store and free frames are no new memory."""
+    corpus = tmp_path / "corpus"
+    corpus.write_bytes(random.Random(1).randbytes(1 << 16))
+    child = Path(BIN).resolve().with_name("foliomem-bench-access")
+    got = foliomem([child, "random", 48, 1, 60000, corpus], limit="32M").ok()
+    vmstat = got.stats["vmstat"]
+    assert vmstat["pswpin"] > 20000 and 1 <= vmstat["mapping_searches"] < 60, vmstat
 
 
 def test_what_the_start_of_a_run_takes_is_measured_in_turns_with_none():

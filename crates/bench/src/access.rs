@@ -14,17 +14,18 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::access_child::{Run, arguments};
+use crate::access_child::{Run, Work, arguments};
 use crate::corpus::CorpusFile;
 use crate::kernel::{self, Group, run as run_command};
 use crate::{Error, MIB, corpus, median};
+use foliomem_types::units::PAGE_BYTES;
 
 /// Memory need of the program, in MiB.
 pub const NEED_MIB: u64 = 192;
 /// Memory limits, in per cent of the need.
 pub const LIMITS: [u64; 3] = [75, 50, 25];
 /// Timed touches for each page of the need.
-const TOUCHES_PER_PAGE: u64 = 2;
+pub const TOUCHES_PER_PAGE: u64 = 2;
 /// Bytes of real data that fill the pages.
 const CORPUS_BYTES: usize = 48 << 20;
 /// Folio sizes of the kernel's runs, in KiB.
@@ -86,15 +87,27 @@ pub struct Row {
     pub pattern: Pattern,
     /// The kernel's limit in per cent of the need.
     pub limit_percent: u64,
+    /// The memory that the program touches.
+    pub need_mib: u64,
+    /// The threads that touch it, each a part of its own.
+    pub threads: u64,
     /// The total memory of both, which is foliomem's limit.
     pub total_mib: u64,
     /// foliomem's folio sizes.
     pub setting: String,
     /// Median seconds under foliomem.
     pub seconds: f64,
-    /// Median seconds under the kernel's faster setting. `None` if the kernel cannot be measured or
-    /// every run was killed.
+    /// The time of a touch that 99% do not exceed, in microseconds; a median, as all figures here.
+    pub touch_p99_us: f64,
+    /// The time of a touch that 99.9% do not exceed, in microseconds.
+    pub touch_p999_us: f64,
+    /// Seconds under the kernel's faster setting. `None` if the kernel cannot be measured or every
+    /// run was killed.
     pub kernel_seconds: Option<f64>,
+    /// `touch_p99_us` under the kernel.
+    pub kernel_touch_p99_us: Option<f64>,
+    /// `touch_p999_us` under the kernel.
+    pub kernel_touch_p999_us: Option<f64>,
 }
 
 /// The selection of runs.
@@ -106,8 +119,16 @@ pub struct Options {
     pub child: PathBuf,
     /// The patterns.
     pub patterns: Vec<Pattern>,
+    /// foliomem's settings, as indices of [`SETTINGS`].
+    pub settings: Vec<usize>,
     /// Limits in per cent of the need.
     pub limits: Vec<u64>,
+    /// The memory that the program touches.
+    pub need_mib: u64,
+    /// Timed touches for each of its pages.
+    pub touches_per_page: u64,
+    /// Numbers of threads.
+    pub threads: Vec<u64>,
     /// Whether to run the kernel. Without the kernel, foliomem gets the share alone.
     pub kernel: bool,
     /// Runs of each setting; the median counts.
@@ -121,52 +142,88 @@ pub struct Options {
 /// restored.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
     let file = CorpusFile::new(&corpus::build(CORPUS_BYTES))?;
+    let need_mib = options.need_mib;
+    let touches = need_mib * (MIB / PAGE_BYTES as u64) * options.touches_per_page;
     let mut rows = Vec::new();
     for &pattern in &options.patterns {
-        for &limit_percent in &options.limits {
-            let touches = NEED_MIB * 256 * TOUCHES_PER_PAGE;
-            let child = arguments(pattern, NEED_MIB, touches, file.path());
-            let rounds = Rounds::run(options, &child, NEED_MIB * limit_percent / 100)?;
-            for ((setting, _), seconds) in SETTINGS.into_iter().zip(&rounds.seconds) {
-                let kernel_seconds = rounds.kernel_seconds();
-                let seconds = median(seconds);
-                let (setting, total_mib) = (setting.to_owned(), rounds.total_mib);
-                let row = Row { pattern, limit_percent, total_mib, setting, seconds, kernel_seconds };
-                progress(&row);
-                rows.push(row);
+        for &threads in &options.threads {
+            for &limit_percent in &options.limits {
+                let child = arguments(&Work { pattern, need_mib, threads, touches }, file.path());
+                let rounds = Rounds::run(options, &child, need_mib * limit_percent / 100)?;
+                let kernel = rounds.kernel_summary();
+                for (&index, runs) in options.settings.iter().zip(&rounds.runs) {
+                    let summary = Summary::of(runs);
+                    let row = Row {
+                        pattern,
+                        limit_percent,
+                        need_mib,
+                        threads,
+                        total_mib: rounds.total_mib,
+                        setting: SETTINGS[index].0.to_owned(),
+                        seconds: summary.seconds,
+                        touch_p99_us: summary.touch_p99_us,
+                        touch_p999_us: summary.touch_p999_us,
+                        kernel_seconds: kernel.map(|kernel| kernel.seconds),
+                        kernel_touch_p99_us: kernel.map(|kernel| kernel.touch_p99_us),
+                        kernel_touch_p999_us: kernel.map(|kernel| kernel.touch_p999_us),
+                    };
+                    progress(&row);
+                    rows.push(row);
+                }
             }
         }
     }
     Ok(rows)
 }
 
+/// The medians of several runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Summary {
+    seconds: f64,
+    touch_p99_us: f64,
+    touch_p999_us: f64,
+}
+
+impl Summary {
+    fn of(runs: &[Run]) -> Self {
+        let median_of = |figure: fn(&Run) -> f64| median(&runs.iter().map(figure).collect::<Vec<_>>());
+        Self {
+            seconds: median_of(|run| run.seconds),
+            touch_p99_us: median_of(|run| run.touch_p99_ns as f64 / 1e3),
+            touch_p999_us: median_of(|run| run.touch_p999_ns as f64 / 1e3),
+        }
+    }
+}
+
 /// The runs of one pattern at one limit. All settings, the kernel's too, take turns, so that a busy
 /// period of the machine affects all of them.
 #[derive(Debug, Default)]
 struct Rounds {
-    /// Seconds by setting.
-    seconds: [Vec<f64>; SETTINGS.len()],
-    /// Seconds by folio size. The kernel kills programs at the group limit although swap is free:
+    /// Runs by setting.
+    runs: Vec<Vec<Run>>,
+    /// Runs by folio size. The kernel kills programs at the group limit although swap is free:
     /// those runs do not count.
-    kernel_seconds: [Vec<f64>; KERNEL_SIZES_KIB.len()],
+    kernel_runs: [Vec<Run>; KERNEL_SIZES_KIB.len()],
     total_mib: u64,
 }
 
 impl Rounds {
     fn run(options: &Options, child: &[OsString], group_mib: u64) -> Result<Rounds, Error> {
-        let mut rounds = Rounds { total_mib: group_mib, ..Rounds::default() };
+        let runs = vec![Vec::new(); options.settings.len()];
+        let mut rounds = Rounds { total_mib: group_mib, runs, ..Rounds::default() };
         for round in 0..options.runs {
             let peer = if options.kernel { rounds.kernel(options, child, group_mib)? } else { None };
             // All runs of foliomem have one limit.
             if let Some(peer) = peer.filter(|_| round == 0) {
                 rounds.total_mib = peer.total_mib;
             }
-            for ((_, sizes), all) in SETTINGS.into_iter().zip(&mut rounds.seconds) {
+            for (&index, all) in options.settings.iter().zip(&mut rounds.runs) {
+                let (_, sizes) = SETTINGS[index];
                 let mut command = Command::new(&options.foliomem);
                 command.args(["run", "--quiet", "--limit", &format!("{}M", rounds.total_mib)]);
                 command.args(sizes.into_iter().flat_map(|sizes| ["--sizes", sizes]));
                 command.arg("--").arg(&options.child).args(child);
-                all.push(seconds(&mut command)?);
+                all.push(measured(&mut command)?);
             }
         }
         Ok(rounds)
@@ -175,24 +232,24 @@ impl Rounds {
     /// Runs each of the kernel's settings once and returns the faster run that ended.
     fn kernel(&mut self, options: &Options, child: &[OsString], group_mib: u64) -> Result<Option<Peer>, Error> {
         let mut best: Option<Peer> = None;
-        for (size_kib, all) in KERNEL_SIZES_KIB.into_iter().zip(&mut self.kernel_seconds) {
+        for (size_kib, all) in KERNEL_SIZES_KIB.into_iter().zip(&mut self.kernel_runs) {
             let mut command = Command::new(&options.child);
             command.args(child);
-            let run = |group: &Group| Ok(seconds(&mut group.inside(&command)).ok());
+            let run = |group: &Group| Ok(measured(&mut group.inside(&command)).ok());
             let Some((run, total_bytes)) = kernel::in_group(size_kib, group_mib * MIB, run)? else { return Ok(None) };
-            let Some(seconds) = run else { continue };
-            all.push(seconds);
-            if best.is_none_or(|best| seconds < best.seconds) {
-                best = Some(Peer { seconds, total_mib: total_bytes / MIB });
+            let Some(run) = run else { continue };
+            all.push(run);
+            if best.is_none_or(|best| run.seconds < best.seconds) {
+                best = Some(Peer { seconds: run.seconds, total_mib: total_bytes / MIB });
             }
         }
         Ok(best)
     }
 
-    /// Returns the median of the kernel's faster setting.
-    fn kernel_seconds(&self) -> Option<f64> {
-        let ended = self.kernel_seconds.iter().filter(|all| !all.is_empty());
-        ended.map(|all| median(all)).min_by(f64::total_cmp)
+    /// Returns the medians of the kernel's faster setting.
+    fn kernel_summary(&self) -> Option<Summary> {
+        let ended = self.kernel_runs.iter().filter(|runs| !runs.is_empty());
+        ended.map(|runs| Summary::of(runs)).min_by(|one, other| one.seconds.total_cmp(&other.seconds))
     }
 }
 
@@ -203,11 +260,10 @@ struct Peer {
     total_mib: u64,
 }
 
-/// Runs the child in `command` to its end and returns its seconds.
-fn seconds(command: &mut Command) -> Result<f64, Error> {
+/// Runs the child in `command` to its end and returns what it measured.
+fn measured(command: &mut Command) -> Result<Run, Error> {
     let text = run_command(command)?;
-    let run: Run = serde_json::from_str(text.trim()).map_err(|_| Error::parse("the measured program", &text))?;
-    Ok(run.seconds)
+    serde_json::from_str(text.trim()).map_err(|_| Error::parse("the measured program", &text))
 }
 
 #[cfg(test)]
@@ -225,17 +281,14 @@ mod tests {
 
     #[test]
     fn the_kernel_figure_is_the_faster_median_or_none_if_all_runs_were_killed() {
-        let rounds = |kernel_seconds| Rounds { kernel_seconds, ..Rounds::default() };
-        assert_eq!(rounds([vec![3.0, 1.0, 2.0], vec![1.5, 9.0, 4.0]]).kernel_seconds(), Some(2.0));
-        assert_eq!(rounds([vec![], vec![1.5]]).kernel_seconds(), Some(1.5));
-        assert_eq!(rounds([vec![], vec![]]).kernel_seconds(), None);
-    }
-
-    #[test]
-    fn json_rows_keep_their_field_names() {
-        let (pattern, setting) = (Pattern::Zipf, "64K".to_owned());
-        let row = Row { pattern, limit_percent: 50, total_mib: 110, setting, seconds: 2.5, kernel_seconds: None };
-        let json = r#"{"pattern":"zipf","limit_percent":50,"total_mib":110,"setting":"64K","seconds":2.5,"kernel_seconds":null}"#;
-        assert_eq!(serde_json::to_string(&row).unwrap(), json);
+        let run = |&seconds: &f64| Run { seconds, touch_p99_ns: 2000, touch_p999_ns: 9000 };
+        let faster = |all: [&[f64]; 2]| {
+            let kernel_runs = all.map(|seconds| seconds.iter().map(run).collect());
+            Rounds { kernel_runs, ..Rounds::default() }.kernel_summary()
+        };
+        let known = |seconds| Some(Summary { seconds, touch_p99_us: 2.0, touch_p999_us: 9.0 });
+        assert_eq!(faster([&[3.0, 1.0, 2.0], &[1.5, 9.0, 4.0]]), known(2.0));
+        assert_eq!(faster([&[], &[1.5]]), known(1.5));
+        assert_eq!(faster([&[], &[]]), None);
     }
 }

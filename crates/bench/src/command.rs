@@ -124,12 +124,25 @@ fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CommandError> {
     })
 }
 
+/// Returns the settings with these names, or all without names, as indices.
+fn access_settings(names: &[String]) -> Result<Vec<usize>, CommandError> {
+    let find = |name: &String| {
+        let index = access::SETTINGS.iter().position(|(known, _)| known == name);
+        index.ok_or_else(|| CommandError::NoSuchBenchmark(name.clone(), "default, 4K, 16K, 64K, 256K, 2M"))
+    };
+    if names.is_empty() { Ok((0..access::SETTINGS.len()).collect()) } else { names.iter().map(find).collect() }
+}
+
 fn bench_access(args: &BenchAccessArgs) -> Result<u8, CommandError> {
     let options = access::Options {
         foliomem: beside("foliomem")?,
         child: beside("foliomem-bench-access")?,
         patterns: named(&args.only, &access::Pattern::ALL, "sequential, strided, zipf, random")?,
+        settings: access_settings(&args.settings)?,
         limits: args.limits.clone(),
+        need_mib: args.need,
+        touches_per_page: args.touches,
+        threads: args.threads.clone(),
         kernel: !args.no_kernel,
         runs: args.runs.max(1),
     };

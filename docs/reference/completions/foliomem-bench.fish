@@ -59,6 +59,10 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" 
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -l no-kernel -d 'Do not measure the kernel'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -s h -l help -d 'Print help'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l only -d 'Only these: sequential, strided, zipf, random' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l settings -d 'Only these of foliomem\'s settings: default, 4K, 16K, 64K, 256K, 2M' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l need -d 'The memory that the program touches in MiB, 16 to 1048576' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l touches -d 'Timed touches for each page of that memory' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l threads -d 'Numbers of threads, each of which touches a part of the memory, such as 1,2,4' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l limits -d 'Limits, 10 to 100 per cent of the need, joined by commas' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l runs -d 'Runs of each setting, of which the median counts' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l json -d 'Print rows as a JSON array'

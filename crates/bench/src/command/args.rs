@@ -136,6 +136,20 @@ pub struct BenchAccessArgs {
     /// Only these: sequential, strided, zipf, random.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
+    /// Only these of foliomem's settings: default, 4K, 16K, 64K, 256K, 2M.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub settings: Vec<String>,
+    /// The memory that the program touches in MiB, 16 to 1048576.
+    #[arg(long, value_name = "MIB", default_value_t = foliomem_bench::access::NEED_MIB,
+          value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
+    pub need: u64,
+    /// Timed touches for each page of that memory.
+    #[arg(long, value_name = "N", default_value_t = foliomem_bench::access::TOUCHES_PER_PAGE,
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub touches: u64,
+    /// Numbers of threads, each of which touches a part of the memory, such as 1,2,4.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub threads: Vec<u64>,
     /// Limits, 10 to 100 per cent of the need, joined by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::access::LIMITS,
           value_parser = clap::value_parser!(u64).range(10..=100))]

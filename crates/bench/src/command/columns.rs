@@ -63,11 +63,17 @@ impl TableRow for programs::Row {
 impl TableRow for access::Row {
     const COLUMNS: &'static [Column<Self>] = &[
         Column::name("pattern", 11, |row| name(&row.pattern)),
+        Column::figure("need MiB", |row| row.need_mib.to_string()),
+        Column::figure("threads", |row| row.threads.to_string()),
         Column::figure("limit %", |row| row.limit_percent.to_string()),
         Column::figure("total MiB", |row| row.total_mib.to_string()),
         Column::key("setting", 8, |row| row.setting.clone()),
         Column::keyed_figure("seconds", |row| format!("{:.2}", row.seconds)),
+        Column::keyed_figure("p99 us", |row| format!("{:.0}", row.touch_p99_us)),
+        Column::keyed_figure("p99.9 us", |row| format!("{:.0}", row.touch_p999_us)),
         Column::figure("kernel", |row| known(row.kernel_seconds, 2)),
+        Column::figure("kernel p99 us", |row| known(row.kernel_touch_p99_us, 0)),
+        Column::figure("kernel p99.9 us", |row| known(row.kernel_touch_p999_us, 0)),
     ];
 }
 
