@@ -31,6 +31,11 @@ def test_a_mapping_that_grows_page_by_page(built, torture):
         same_as_plain([built("regrow.c"), 100 if torture else 200], "64M", torture)
 
 
+def test_memory_that_is_added_to_a_mapping_becomes_part_of_it(built, torture):
+    """When it is registered it is merged with the mapping below, as the kernel merged them for the program, which moves both as one."""
+    same_as_plain([built("joined.c"), 16 if torture else 96], "64M", torture)
+
+
 def test_reserved_address_space(built, torture):
     """What is committed step by step, taken back, executed or moved is as it would be without us, though we register reserves."""
     same_as_plain([built("reserve.c")], "64M", torture)

@@ -369,6 +369,17 @@ impl Userfaultfd {
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout).map(|_| ())
     }
 
+    /// Returns whether the page at `address` of private anonymous memory is registered with this
+    /// userfaultfd. It may also return `false` while a mapping change is pending. It removes write
+    /// protection and the marker of the page.
+    ///
+    /// [`Userfaultfd::is_registered`] gives an untouched mapping an `anon_vma` of its own. The
+    /// kernel never merges two mappings with different ones, so that would keep mappings apart that
+    /// are one to the program.
+    pub fn is_registered_unmarked(&self, address: usize) -> bool {
+        self.unprotect(address, PAGE_BYTES).is_ok() && self.register(address, PAGE_BYTES, Mode::Faults).is_ok()
+    }
+
     /// Returns whether a message is ready now.
     pub fn has_message(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };

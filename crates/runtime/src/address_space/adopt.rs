@@ -183,7 +183,7 @@ fn insert_registered(
             let after = candidates.partition_point(|range| range.end <= mapping.start);
             for range in candidates[after..].iter().take_while(|range| range.start < mapping.end) {
                 let part = range.start.max(mapping.start)..range.end.min(mapping.end);
-                if uffd.is_registered(part.start) {
+                if is_private_anonymous(mapping) && space.is_registered(part.start) {
                     registered.push((part, mapping.clone()));
                 }
             }
@@ -220,7 +220,7 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
     let is_registered = |mapping: &Mapping| {
         let first = mapping.start..mapping.start + PAGE_BYTES;
         !events.context.agent_memory.outside(first).is_empty()
-            && space.descriptors().program.is_registered(mapping.start)
+            && space.steady().is_some_and(|_steady| space.is_registered(mapping.start))
     };
     let mut found = Found::default();
     let mut before: Option<(Mapping, bool)> = None;

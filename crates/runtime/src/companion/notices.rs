@@ -69,9 +69,10 @@ impl Notices {
     }
 
     /// Waits until the monitor has merged the mappings at `range`, because the kernel has refused a
-    /// call that concerns the whole mapping. Returns whether the monitor has done so.
+    /// call that concerns the whole mapping. Returns whether the monitor has done so. The call
+    /// fails in the program otherwise, so a monitor that gets no CPU for a while is waited for.
     pub(crate) fn join_mappings(&self, context: &Context, quiesce: &Quiesce, range: Range<usize>) -> bool {
-        self.may_wait(context) && self.allocations.notify(NoticeKind::JoinMappings, range, || quiesce.wake_monitor())
+        self.may_wait(context) && self.is_received(quiesce, NoticeKind::JoinMappings, range)
     }
 
     /// Notes that the calling thread starts while memory may be swapped out. Waits until its

@@ -212,6 +212,15 @@ impl AddressSpace {
         }
     }
 
+    /// Returns whether the page at `address` of private anonymous memory is registered. The caller
+    /// holds the lock of the mappings.
+    pub fn is_registered(&self, address: usize) -> bool {
+        let uffd = &self.attachment.descriptors().program;
+        // Only managed pages have marks.
+        let is_managed = self.ranges.containing(address).is_some();
+        if is_managed { uffd.is_registered(address) } else { uffd.is_registered_unmarked(address) }
+    }
+
     /// Notes that the mapping around `address` may be larger than known.
     pub fn note_growth(&self, address: usize) {
         self.may_have_grown.lock().push(address);
@@ -232,7 +241,7 @@ impl AddressSpace {
                 continue;
             }
             let uffd = &self.attachment.descriptors().program;
-            if uffd.is_registered(address) {
+            if self.is_registered(address) {
                 self.adopt_range(mapping.clone(), mapping);
             } else if uffd.mapping_is_changing() {
                 self.note_growth(address);
