@@ -3,7 +3,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from conftest import BIN, PYTHON, clean_env, foliomem_only
+from conftest import BIN, PROGRAMS, PYTHON, clean_env, foliomem, foliomem_only, plain
 
 AGENT = Path(BIN).with_name("libfoliomem_agent.so")
 HOOKS = {"fork", "_Fork", "forkpty", "daemon", "syscall", "clone", "madvise", "mlockall"}
@@ -37,3 +37,9 @@ def test_without_a_run_it_does_nothing():
     script = "import os, threading\nprint(len(os.listdir('/proc/self/task')), os.waitpid(os.fork() or os._exit(7), 0)[1] >> 8)"
     done = subprocess.run([PYTHON, "-c", script], env=env, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1 7\n", "")
+
+
+def test_a_core_dump_has_nothing_of_the_agent(torture):
+    """Its reserved memory would be gigabytes of zeros."""
+    command = [PYTHON, PROGRAMS / "dumped.py"]
+    assert int(foliomem(command, "64M", torture=torture).ok().out) < int(plain(command).ok().out) + 16

@@ -19,6 +19,7 @@
 //! threads allocate and free only inside the gate, and the program's threads use this heap only
 //! while the agent starts.
 
+use crate::memory_advice;
 use dlmalloc::Dlmalloc;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
 use std::alloc::{GlobalAlloc, Layout};
@@ -79,6 +80,7 @@ fn reserve(least_bytes: usize) -> bool {
         };
         let Ok(start) = mapped else { continue };
         let start = start.addr();
+        memory_advice::leave_out_of_dumps(&(start..start + bytes));
         // Release pairs with the Acquire in `ranges`: a thread that sees the start sees the end.
         ENDS[index].store(start + bytes, Ordering::Release);
         STARTS[index].store(start, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Advice about the program's memory that changes no content: madvise(2), mlock(2), mprotect(2).
+//! Advice about memory that changes no content: madvise(2), mlock(2), mprotect(2).
 //!
 //! If a call fails, the memory stays as it is and the caller does not learn it. There is no lock.
 
@@ -42,6 +42,12 @@ pub fn set_forks(range: &Range<usize>, forks: Forks) {
 /// Lets the kernel use huge pages in `range`.
 pub fn ask_for_huge(range: &Range<usize>) {
     advise(range, Advice::LinuxHugepage);
+}
+
+/// Leaves `range` out of core dumps. The agent's reserved memory would make a dump of many GiB,
+/// which a pipe to a dump handler gets as zeros.
+pub fn leave_out_of_dumps(range: &Range<usize>) {
+    advise(range, Advice::LinuxDontDump);
 }
 
 /// Splits a huge page of which `range` is a part (`MADV_COLD`).

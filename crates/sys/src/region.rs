@@ -3,6 +3,8 @@
 //! A region has one owner. Shared access to its memory is unsafe, because the kernel or another
 //! thread may change it. There is no lock.
 
+#[cfg(not(miri))]
+use crate::memory_advice;
 use crate::thread::syscall3;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -73,6 +75,7 @@ impl Region {
                 unsafe { munmap(std::ptr::with_exposed_provenance_mut(from), to - from) }?;
             }
         }
+        memory_advice::leave_out_of_dumps(&(start..start + len));
         Ok(Region { start, len, guard_bytes })
     }
 

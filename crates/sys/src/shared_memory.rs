@@ -5,6 +5,7 @@
 //! Another process may write to the memory at any time. So every bit pattern must be valid, and
 //! every access atomic. There is no lock.
 
+use crate::memory_advice;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -105,6 +106,7 @@ impl<T: SharedWords> Mapped<T> {
         let (anywhere, len) = (std::ptr::null_mut(), size_of::<T>());
         // SAFETY: the kernel chooses the address of the new mapping, so nothing else is affected.
         let start = unsafe { mmap(anywhere, len, protection, MapFlags::SHARED, file.as_fd(), 0) }?;
+        memory_advice::leave_out_of_dumps(&(start.addr()..start.addr() + len));
         NonNull::new(start.cast()).map(Mapped).ok_or(Errno::NOMEM)
     }
 
