@@ -62,9 +62,15 @@ impl<P: Ports> Engine<P> {
         has_lost
     }
 
-    /// Returns whether only the page that was touched may return with a fault: the program discards
-    /// pages without a message. A discard between the look at a page and its return is missed, and
-    /// a page that nobody touches may be discarded at any time.
+    /// Has only touched pages return from now on, because the program can discard pages without a
+    /// message.
+    pub fn expect_unheard_discards(&self) {
+        self.discards_unheard.store(1, Relaxed);
+    }
+
+    /// Returns whether only the page that was touched may return with a fault: the program can
+    /// discard pages without a message. A discard between the look at a page and its return is
+    /// missed, and a page that nobody touches may be discarded at any time.
     #[inline]
     pub(super) fn returns_alone(&self) -> bool {
         self.discards_unheard.load(Relaxed) != 0

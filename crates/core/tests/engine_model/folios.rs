@@ -49,6 +49,21 @@ fn content_that_a_guard_discarded_does_not_return() {
 }
 
 #[test]
+fn pages_return_alone_while_content_may_be_discarded_unheard() {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    fill(&mut world, 0..512, COMPRESSIBLE);
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+    world.engine.expect_unheard_discards();
+    let resident = |world: &World| world.engine.resident_pages();
+    let before = resident(&world);
+    for touched in 1..=64 {
+        world.verify(BASE + touched - 1);
+        assert_eq!(resident(&world) - before, touched, "no neighbour returns, and none ahead of its touch");
+    }
+    world.check();
+}
+
+#[test]
 fn pages_of_a_strided_stream_are_fetched_before_their_touch() {
     let mut world = World::new(0, 4, 4000, 64);
     world.map(0, PAGES);

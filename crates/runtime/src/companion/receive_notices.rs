@@ -61,6 +61,7 @@ pub(crate) fn search_code(runtime: &'static Runtime) {
         && let Some(Activated { engine }) = runtime.activation.get()
         && engine.ports().space.begin_to_mark()
     {
+        engine.expect_unheard_discards();
         engine.mark_all();
         engine.ports().space.miss_marks();
     }
