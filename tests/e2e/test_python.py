@@ -135,7 +135,10 @@ def test_run_is_as_that_of_subprocess(python, tmp_path):
         import subprocess, sys
         done = foliomem.run([sys.executable, "-c", {ROWS + "; print(input(), len(rows)); raise SystemExit(3)"!r}], limit=64 << 20,
                             settings={{"quiet": True, "codec": "zstd"}}, input="text", capture_output=True, text=True)
-        assert (done.returncode, done.stdout, done.stderr) == (3, "text 40000\\n", ""), done
+        assert (done.returncode, done.stdout) == (3, "text 40000\\n"), done
+        # On a busy machine the limit may be exceeded for a moment, which a line says.
+        said = [line for line in done.stderr.splitlines() if "the program grows faster than" not in line]
+        assert not said, done
         assert done.stats["limit_bytes"] == 64 << 20 and done.stats["vmstat"]["pswpout"] > 0
         try:
             foliomem.run(["false"], limit="64M", check=True, settings={{"quiet": True}})
