@@ -291,4 +291,28 @@ mod tests {
         assert_eq!(faster([&[], &[1.5]]), known(1.5));
         assert_eq!(faster([&[], &[]]), None);
     }
+
+    #[test]
+    fn json_rows_keep_their_field_names() {
+        let row = Row {
+            pattern: Pattern::Zipf,
+            limit_percent: 50,
+            need_mib: 192,
+            threads: 2,
+            total_mib: 110,
+            setting: "64K".to_owned(),
+            seconds: 2.5,
+            touch_p99_us: 3.5,
+            touch_p999_us: 4.5,
+            kernel_seconds: None,
+            kernel_touch_p99_us: None,
+            kernel_touch_p999_us: None,
+        };
+        let json = concat!(
+            r#"{"pattern":"zipf","limit_percent":50,"need_mib":192,"threads":2,"total_mib":110,"setting":"64K","#,
+            r#""seconds":2.5,"touch_p99_us":3.5,"touch_p999_us":4.5,"kernel_seconds":null,"#,
+            r#""kernel_touch_p99_us":null,"kernel_touch_p999_us":null}"#
+        );
+        assert_eq!(serde_json::to_string(&row).unwrap(), json);
+    }
 }
