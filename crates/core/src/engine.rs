@@ -176,7 +176,7 @@ pub struct Engine<P: Ports> {
     discards: Discards,
     resident_pages: AtomicU64,
     staged_pages: AtomicU64,
-    /// 1 once the program can discard pages without a message, or has.
+    /// 1 once the program can discard pages without a message.
     discards_unheard: AtomicU32,
 }
 

@@ -56,9 +56,6 @@ impl<P: Ports> Engine<P> {
             self.counters().vm.discarded_unheard.add(lost.end.0 - lost.start.0);
             self.drop_pages(entries, lost);
         });
-        if has_lost {
-            self.discards_unheard.store(1, Relaxed);
-        }
         has_lost
     }
 
