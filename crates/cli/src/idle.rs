@@ -241,37 +241,54 @@ mod tests {
         assert_eq!(clocks.second(0, false), Verdict::Compress);
     }
 
-    /// A process of a run that has taken `bytes`.
-    fn sleeper(control: &'static Control, bytes: u64) -> (Child, &'static ProcessSlot) {
-        let child = Command::new("sleep").arg("60").spawn().unwrap();
-        let slot = control.process(control.claim_slot(rustix::process::Pid::from_child(&child)).unwrap());
-        slot.measured_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
-        (child, slot)
+    /// A process of a run that has taken `bytes`. It ends with the test, however that ends.
+    struct Sleeper {
+        child: Child,
+        slot: &'static ProcessSlot,
+    }
+
+    impl Sleeper {
+        fn new(control: &'static Control, bytes: u64) -> Sleeper {
+            let child = Command::new("sleep").arg("1000").spawn().unwrap();
+            let slot = control.process(control.claim_slot(rustix::process::Pid::from_child(&child)).unwrap());
+            slot.measured_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
+            Sleeper { child, slot }
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
     }
 
     #[test]
     fn the_slot_of_an_idle_process_gets_a_request() {
         let (control, _segment) = Control::create(&Configuration::plain(Limit::Bytes(1 << 30))).unwrap();
-        let ((mut large, slot), (mut small, other)) = (sleeper(control, 100 << 20), sleeper(control, 1 << 20));
+        let (large, small) = (Sleeper::new(control, 100 << 20), Sleeper::new(control, 1 << 20));
         let mut watcher = IdleWatcher::new(Duration::ZERO);
-        let until = |watcher: &mut IdleWatcher, what: &dyn Fn(&IdleWatcher) -> bool| {
-            while !what(watcher) {
-                watcher.looked = None;
-                watcher.look(control);
-                std::thread::sleep(Duration::from_millis(1));
+        let look = |watcher: &mut IdleWatcher| {
+            watcher.looked = None;
+            watcher.look(control);
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        let request = loop {
+            look(&mut watcher);
+            if let Some(request) = large.slot.request.pending() {
+                break request;
             }
         };
-        until(&mut watcher, &|_| slot.request.pending().is_some());
-        let request = slot.request.pending().unwrap();
         assert!(matches!(request.wanted, Wanted::Reclaim { pages } if pages > 1 << 30), "{request:?}");
-        assert!(!watcher.are_all_idle() && !slot.is_idle());
-        slot.request.finish(request.number);
-        until(&mut watcher, &IdleWatcher::are_all_idle);
-        assert!(slot.is_idle() && other.is_idle());
-        assert!(slot.request.pending().is_none() && other.request.pending().is_none(), "too small to be worth it");
-        for child in [&mut large, &mut small] {
-            child.kill().unwrap();
-            child.wait().unwrap();
+        assert!(!watcher.are_all_idle() && !large.slot.is_idle());
+        while !watcher.are_all_idle() {
+            // The process gets another request where it was still starting at the first one.
+            if let Some(request) = large.slot.request.pending() {
+                large.slot.request.finish(request.number);
+            }
+            look(&mut watcher);
         }
+        assert!(large.slot.is_idle() && small.slot.is_idle());
+        assert!(large.slot.request.pending().is_none() && small.slot.request.pending().is_none(), "too small");
     }
 }
