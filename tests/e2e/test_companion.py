@@ -333,6 +333,27 @@ def test_the_tree_ends_when_the_supervisor_is_killed(built, where):
     piped.run.finish()
 
 
+def classes(pid):
+    """The scheduling class of each thread of a process, as sched(7) numbers them. The main thread comes first."""
+    tasks = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))
+    return [int(read_text(path / "stat").rpartition(")")[2].split()[38]) for path in tasks]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("limit", [[], ["--rttime=100000"]], ids=["", "time limit"])
+def test_the_monitor_runs_before_others(built, limit):
+    """A session has one share of a CPU. A monitor that had only a nice value waited for up to half a second beside busy programs."""
+    program = built("ends.c")
+    piped = Piped([*(["prlimit", *limit] if limit else []), program, "exit", 24], "48M")
+    piped.run.wait_output(b"ready\n")
+    guard, (monitor, *workers) = sorted(map(classes, who_runs(program)[1]), key=len)
+    piped.go_on()
+    piped.run.finish()
+    # The kernel would kill a companion whose real-time threads run for longer than such a limit.
+    assert monitor == (os.SCHED_OTHER if limit else os.SCHED_RR)
+    assert guard == [os.SCHED_OTHER] and set(workers) <= {os.SCHED_OTHER, os.SCHED_IDLE}, (guard, workers)
+
+
 # Under torture one of a hundred children ends before its companion: docs/guide/limitations.md.
 @pytest.mark.parametrize("torture", [False, pytest.param(True, marks=soak_only)], ids=["normal", "torture"])
 def test_nothing_of_an_ended_process_is_busy(built, tmp_path, torture):

@@ -3,6 +3,7 @@
 //! `/proc/loadavg` contains the number of runnable threads of the machine. A filter of the program
 //! may forbid a call; then the companion does without it ([`crate::seccomp`]). There is no lock.
 
+use crate::process_limits;
 use crate::seccomp::{self, Call};
 use crate::thread::syscall3;
 use linux_raw_sys::general as raw;
@@ -50,18 +51,23 @@ pub enum Urgency {
     Normal,
     /// SCHED_IDLE: runs only on a CPU that no other thread wants.
     Idle,
+    /// SCHED_RR: runs before all others.
+    RealTime,
 }
 
-/// Sets the scheduling class of a thread of this process. Its nice value stays, and failures are
-/// ignored.
+/// Sets the scheduling class of a thread of this process. Its nice value stays. Threads that it
+/// creates from then on are [`Urgency::Normal`]. Failures are ignored.
 pub fn set_urgency(thread: u32, urgency: Urgency) {
-    let policy = match urgency {
-        Urgency::Idle => libc::SCHED_IDLE,
-        Urgency::Normal => libc::SCHED_OTHER,
+    // The priority is the kernel's `struct sched_param`.
+    let (policy, priority) = match urgency {
+        Urgency::Idle => (libc::SCHED_IDLE, 0i32),
+        Urgency::Normal => (libc::SCHED_OTHER, 0),
+        Urgency::RealTime => (libc::SCHED_RR, 1),
     };
-    // The kernel's `struct sched_param`.
-    let priority = 0i32;
-    if !seccomp::allow(Call::SchedSetscheduler) {
+    // Without CAP_SYS_NICE, a thread cannot get rid of the flag, and would stay in its class.
+    let policy = policy | libc::SCHED_RESET_ON_FORK;
+    let is_allowed = seccomp::allow(Call::SchedSetscheduler);
+    if !is_allowed || urgency == Urgency::RealTime && process_limits::limits_real_time() {
         return;
     }
     let (number, address) = (raw::__NR_sched_setscheduler as usize, (&raw const priority).expose_provenance());
@@ -94,6 +100,37 @@ mod tests {
             let slash = noise.contains(&b'/');
             prop_assert!(slash || runnable(&noise).is_none());
         }
+    }
+
+    /// Returns the field of `/proc/thread-self/stat` after the command's name, counted from 3 on.
+    fn stat_field(number: usize) -> i32 {
+        let text = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        text.rsplit_once(") ").unwrap().1.split(' ').nth(number - 3).unwrap().parse().unwrap()
+    }
+
+    fn policy() -> i32 {
+        stat_field(41)
+    }
+
+    #[test]
+    fn a_class_can_be_left_again_and_is_not_inherited() {
+        if rustix::process::geteuid().as_raw() != 0 {
+            return;
+        }
+        let check = || {
+            let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            for urgency in [Urgency::RealTime, Urgency::Normal, Urgency::Idle, Urgency::RealTime] {
+                set_urgency(own, urgency);
+                let wanted = match urgency {
+                    Urgency::RealTime => libc::SCHED_RR,
+                    Urgency::Normal => libc::SCHED_OTHER,
+                    Urgency::Idle => libc::SCHED_IDLE,
+                };
+                assert_eq!(policy(), wanted);
+            }
+            assert_eq!(std::thread::spawn(policy).join().unwrap(), libc::SCHED_OTHER);
+        };
+        std::thread::spawn(check).join().unwrap();
     }
 
     #[test]

@@ -5,14 +5,18 @@
 //! when the program maps, and only the companion's own limit can refuse the companion a mapping.
 //! There is no lock.
 
+use crate::seccomp::{self, Call};
 use crate::thread::syscall4;
 use foliomem_types::size_policy::Disabled;
 use linux_raw_sys::general::__NR_prlimit64;
-use rustix::process::Pid;
+use rustix::process::{Pid, Resource, getrlimit};
 
 /// Sets the calling process's soft limit on `resource` to that of `program`. Nothing changes if the
 /// kernel refuses.
 pub fn adopt(resource: u32, program: Pid) {
+    if !seccomp::allow(Call::Prlimit) {
+        return;
+    }
     let [mut theirs, mut ours] = [[0u64; 2]; 2];
     let get = |pid: i32, limits: &mut [u64; 2]| {
         let address = limits.as_mut_ptr().expose_provenance();
@@ -26,6 +30,13 @@ pub fn adopt(resource: u32, program: Pid) {
     let address = ours.as_ptr().expose_provenance();
     // SAFETY: prlimit64(2) only reads both limits.
     unsafe { syscall4(__NR_prlimit64 as usize, 0, resource as usize, address, 0) };
+}
+
+/// Returns whether the kernel limits the time for which a real-time thread of the calling process
+/// may run without a pause (RLIMIT_RTTIME), or whether that is unknown. It kills a process that
+/// runs for longer.
+pub fn limits_real_time() -> bool {
+    !seccomp::allow(Call::Prlimit) || getrlimit(Resource::Rttime).current.is_some()
 }
 
 /// Returns whether the process has disabled huge pages (PR_SET_THP_DISABLE).

@@ -57,10 +57,12 @@ pub enum Call {
     SetTimerSlack,
     /// kcmp(2): checks whether a process uses the memory.
     Kcmp,
+    /// prlimit64(2): reads limits of the program, and adopts one.
+    Prlimit,
 }
 
 /// All calls, in the order of their numbers.
-const ALL: [Call; 19] = [
+const ALL: [Call; 20] = [
     Call::Setsid,
     Call::Chdir,
     Call::SetName,
@@ -80,6 +82,7 @@ const ALL: [Call; 19] = [
     Call::Unshare,
     Call::SetTimerSlack,
     Call::Kcmp,
+    Call::Prlimit,
 ];
 
 /// The calls that kill their caller, one bit each.
@@ -115,6 +118,7 @@ impl Call {
             Call::GetRobustList => (raw::__NR_get_robust_list, [0; 4]),
             Call::SetTimerSlack => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_SET_TIMERSLACK as usize, 1, 0, 0]),
             Call::Kcmp => (raw::__NR_kcmp, [0; 4]),
+            Call::Prlimit => (raw::__NR_prlimit64, [0; 4]),
             Call::Unshare => (raw::__NR_unshare, [raw::CLONE_VM as usize, 0, 0, 0]),
             Call::GetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_GET_THP_DISABLE as usize, 0, 0, 0]),
         };

@@ -340,7 +340,7 @@ impl Standby {
     }
 }
 
-fn own_thread() -> u32 {
+pub(crate) fn own_thread() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
@@ -463,7 +463,7 @@ mod tests {
         let Some(home) = (0..CpuSet::MAX_CPU).find(|&cpu| cpus.is_set(cpu)) else { unreachable!("runs somewhere") };
         let policy = || {
             // SAFETY: reads the calling thread's policy.
-            unsafe { libc::sched_getscheduler(0) }
+            unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK }
         };
         let is_root = rustix::process::geteuid().is_root();
         std::thread::spawn(move || {

@@ -12,7 +12,7 @@ use crate::companion::error::RuntimeError;
 use crate::companion::memory_users::{self, User};
 use crate::companion::monitor::{MONITOR_NICE, monitor};
 use crate::companion::notices::Notices;
-use crate::companion::placement::Placement;
+use crate::companion::placement::{Placement, own_thread};
 use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::shared_pages::SharedPages;
 use crate::companion::workers::{STACK_BYTES, Workers, set_nice};
@@ -26,6 +26,7 @@ use foliomem_session::segment::Control;
 use foliomem_sync::Mutex;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::companion_process::{Adoption, Answer, Companion, Member, Stacks};
+use foliomem_sys::cpus::{Urgency, set_urgency};
 use foliomem_sys::process_exit_notice::ProcessExitNotice;
 use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::thread;
@@ -101,7 +102,7 @@ extern "C" fn monitor_entry(argument: *mut u8) {
     set_name(c"foliomem");
     let nice = seccomp::allow(Call::Getpriority).then(|| rustix::process::getpriority_process(None));
     runtime.workers.program_nice.store(nice.and_then(Result::ok).unwrap_or(0), Ordering::Relaxed);
-    set_nice(MONITOR_NICE);
+    become_urgent();
     if seccomp::allow(Call::SetTimerSlack) {
         // The agent sleeps for microseconds. The threads that the monitor creates inherit the
         // value.
@@ -117,6 +118,14 @@ extern "C" fn monitor_entry(argument: *mut u8) {
     };
     runtime.companion.answer(Answer::Ready);
     monitor(runtime, user);
+}
+
+/// Gives the monitor a CPU whenever it wakes. A nice value is not enough: the companion has a session
+/// of its own, with one share of a CPU for all its threads (`autogroup`). On a busy machine a monitor
+/// of nice value -20 waited for up to half a second.
+fn become_urgent() {
+    set_nice(MONITOR_NICE);
+    set_urgency(own_thread(), Urgency::RealTime);
 }
 
 /// Sets the name of the calling thread.
