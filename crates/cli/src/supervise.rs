@@ -386,6 +386,7 @@ impl Run {
             // Idle processes start no others.
             self.census.look(self.child.pid(), self.control);
         }
+        self.control.note_ended();
         self.control.sample_peaks();
         self.idle.iter_mut().for_each(|idle| idle.look(self.control));
         let managed = self.control.process_sizes();

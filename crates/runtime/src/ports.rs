@@ -43,11 +43,13 @@ use budget::TreeBudget;
 use clock::SystemClock;
 use foliomem_core::ports::Ports;
 use foliomem_session::budget::Budget;
+use foliomem_sys::memory_advice;
 use foliomem_sys::region::{HugePages, Region};
 use foliomem_sys::userfaultfd::{Mode, UffdError};
 use foliomem_types::counters::Counters;
 use pieces::{PieceCodec, Worker};
 use rustix::fd::{BorrowedFd, RawFd};
+use std::ops::Range;
 use swap::Swap;
 
 /// The ports of the one engine of a process.
@@ -117,11 +119,40 @@ impl LinuxPorts {
         self.budget.0.detach();
     }
 
+    /// Gives the arena and all managed memory back to the system, except control blocks of threads
+    /// and the pages `kept`. Publishes the size again and again meanwhile: what the process shared
+    /// counts more for others at once.
+    ///
+    /// # Safety
+    /// No process accesses the rest of the memory any more. No thread of the agent reads or writes
+    /// the arena from now on.
+    pub unsafe fn discard_all(&self, kept: &[usize]) {
+        let uffd = &self.attachment.descriptors().program;
+        let give_back = |range: Range<usize>, step_bytes: usize| {
+            // Memory that cannot be unregistered would raise a message that nobody reads.
+            if uffd.unregister(range.start, range.len()).is_err() {
+                return;
+            }
+            for start in range.clone().step_by(step_bytes) {
+                // SAFETY: nobody uses the content, by the contract of this function.
+                unsafe { memory_advice::discard(&(start..range.end.min(start + step_bytes))) };
+                self.budget.0.sample();
+            }
+        };
+        self.space.protectable(kept).into_iter().for_each(|range| give_back(range, PUBLISH_BYTES));
+        // Most of the arena is address space only.
+        let arena = self.arena.addresses();
+        give_back(arena.clone(), arena.len());
+    }
+
     /// Returns the swap file's descriptor in the table of the agent's threads.
     pub fn swap_file_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.swap.as_ref().and_then(Swap::descriptor)
     }
 }
+
+/// Memory that is given back between two samples, in bytes.
+const PUBLISH_BYTES: usize = 8 << 20;
 
 impl Ports for LinuxPorts {
     type Worker = Worker;

@@ -36,6 +36,8 @@ const OTHERS_STALE_NS: u64 = 20_000;
 /// the agent's own, and copies of shared pages that are made to swap them out.
 const HEADROOM_SHIFT: u32 = 6;
 const SHARING_HEADROOM_SHIFT: u32 = 4;
+/// Minimum headroom where it is no more than that of a process that shares pages: 1 MiB.
+const HEADROOM_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 /// Overrun that is tolerated silently, as a shift of the limit (1/2^5): reclaim needs a little
 /// memory to free more.
 const TOLERANCE_SHIFT: u32 = 5;
@@ -192,8 +194,14 @@ impl Budget {
 
     /// Returns the pages left below the limit less the headroom; negative if the tree exceeds that.
     pub fn room_pages(&self) -> i64 {
-        let shift = if self.shares() { SHARING_HEADROOM_SHIFT } else { HEADROOM_SHIFT };
-        self.limit_pages() - (self.limit_pages() >> shift) - self.taken_pages()
+        let limit_pages = self.limit_pages();
+        let sharing_pages = limit_pages >> SHARING_HEADROOM_SHIFT;
+        let headroom_pages = if self.shares() {
+            sharing_pages
+        } else {
+            HEADROOM_MIN_PAGES.clamp(limit_pages >> HEADROOM_SHIFT, sharing_pages)
+        };
+        limit_pages - headroom_pages - self.taken_pages()
     }
 
     /// Returns the pages that the tree takes.

@@ -14,7 +14,7 @@ use crate::memory_request::MemoryRequest;
 use crate::segment::{Control, ControlError};
 use crate::trace_ring::TraceRing;
 use foliomem_sys::identity::{self, is_alive};
-use foliomem_sys::{process_exit_notice, shared_words};
+use foliomem_sys::{pagemap, process_exit_notice, shared_words};
 use foliomem_types::counters::Counters;
 use rustix::process::Pid;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -113,6 +113,12 @@ impl ProcessSlot {
         self.ended.load(Ordering::Acquire) == CRASHED
     }
 
+    /// Returns whether process `pid` of this slot, whose exit notice is marked, may still have its
+    /// memory. The supervisor must be able to see its end.
+    fn outlives_companion(&self, pid: u32) -> bool {
+        self.ended.load(Ordering::Acquire) == ENDING && !identity::is_of_nested(pid)
+    }
+
     /// Returns whether the process and its companion have ended.
     fn is_gone(&self) -> bool {
         let pid = self.pid.load(Ordering::Acquire);
@@ -139,6 +145,12 @@ impl ProcessSlot {
             ours.store(half, Ordering::Relaxed);
         }
     }
+}
+
+/// Returns whether process `pid` exists and has not ended.
+pub(crate) fn is_running(pid: u32) -> bool {
+    let state: Option<char> = pagemap::process_field(pid, 3);
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// The index of a slot in the process table.
@@ -312,6 +324,32 @@ impl Control {
         processes.filter(|process| {
             process.pid.load(Ordering::Relaxed) != 0 && !process_exit_notice::is_marked(&process.exit_notice)
         })
+    }
+
+    /// Returns the slots of processes that take memory: those that have not ended, and those whose
+    /// companion has ended first.
+    pub(crate) fn taking_memory(&self) -> impl Iterator<Item = &ProcessSlot> {
+        self.slots().map(|slot| self.process(slot)).filter(|process| {
+            let pid = process.pid.load(Ordering::Relaxed);
+            pid != 0 && (!process_exit_notice::is_marked(&process.exit_notice) || process.outlives_companion(pid))
+        })
+    }
+
+    /// Marks the end of processes whose companions have ended before them. The supervisor calls it:
+    /// nobody else may learn of such an end.
+    pub fn note_ended(&self) {
+        for slot in self.slots() {
+            let (process, pid) = (self.process(slot), self.pid(slot));
+            if pid != 0
+                && process_exit_notice::is_marked(&process.exit_notice)
+                && process.outlives_companion(pid)
+                && !is_running(pid)
+            {
+                // The exchange fails if another process has got the slot. Release pairs with the
+                // Acquire in `is_gone`, as in `mark_ended`.
+                let _ = process.ended.compare_exchange(ENDING, ENDED, Ordering::Release, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Returns pids and measured sizes in bytes of the living processes in the supervisor's pid

@@ -458,6 +458,26 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_outlives_its_companion_counts_until_its_end() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let slot = control.process(control.claim_slot(pid(child.id() as i32)).unwrap());
+        slot.anon_bytes.store(4096, Ordering::Relaxed);
+        slot.mark_companion_ending();
+        process_exit_notice::mark(&slot.exit_notice);
+        control.note_ended();
+        assert_eq!(control.tree_anon_bytes(), (4096, 1), "it runs");
+        child.kill().unwrap();
+        while !std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap().contains(") Z ") {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(control.tree_anon_bytes(), (4096, 1), "nobody has noticed");
+        control.note_ended();
+        assert_eq!(control.tree_anon_bytes(), (0, 0), "a zombie has no memory");
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn a_notice_says_once_that_slots_are_exhausted() {
         let (control, _fd) = Control::create(&configuration()).unwrap();
         let sleep = || std::process::Command::new("sleep").arg("60").spawn().unwrap();

@@ -4,7 +4,7 @@
 //! ([`foliomem_sys::process_exit_notice`]). There is no lock.
 
 use crate::custody::Calls;
-use crate::process_table::SlotIndex;
+use crate::process_table::{SlotIndex, is_running};
 use crate::segment::Control;
 use foliomem_sys::identity::{self, is_alive};
 use foliomem_sys::{pagemap, process_exit_notice};
@@ -89,12 +89,6 @@ impl Control {
     pub fn hellos(&self) -> u32 {
         self.header.hellos.load(Ordering::Relaxed)
     }
-}
-
-/// Returns whether process `pid` exists and has not ended.
-fn is_running(pid: u32) -> bool {
-    let state: Option<char> = pagemap::process_field(pid, 3);
-    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Returns the inode of the caller's pid namespace; 0 if /proc does not show it.

@@ -207,7 +207,7 @@ impl Control {
         let sum = || {
             // Acquire pairs with the AcqRel of `ProcessSlot::inherit` and `publish`: a reader that
             // sees the parent's halved figure also sees the child's slot.
-            let each = self.living().map(|process| gauge(process).load(Ordering::Acquire));
+            let each = self.taking_memory().map(|process| gauge(process).load(Ordering::Acquire));
             // The program may have overwritten any of these words.
             let add = |(bytes, processes), process_bytes| (u64::saturating_add(bytes, process_bytes), processes + 1);
             each.fold((self.unmanaged_bytes(), 0), add)
@@ -229,7 +229,7 @@ impl Control {
     /// Returns the uncompressed size of the tree's stores, without swap-cache entries, and the
     /// memory that the stores take, both in bytes.
     fn tree_store_bytes(&self) -> (u64, u64) {
-        self.living().map(|process| &process.counters).fold((0, 0), |(swapped_out, used), counters| {
+        self.taking_memory().map(|process| &process.counters).fold((0, 0), |(swapped_out, used), counters| {
             let Counters { store, vm, .. } = counters;
             // The program may have overwritten any of these words.
             let cached = vm.nr_swapcached.get().saturating_mul(PAGE_BYTES as u64);

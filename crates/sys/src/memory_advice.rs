@@ -1,4 +1,4 @@
-//! Advice about memory that changes no content: madvise(2), mlock(2), mprotect(2).
+//! Advice about memory: madvise(2), mlock(2), mprotect(2).
 //!
 //! If a call fails, the memory stays as it is and the caller does not learn it. There is no lock.
 
@@ -19,7 +19,7 @@ pub enum Forks {
 
 /// Gives the kernel advice about `range`.
 fn advise(range: &Range<usize>, advice: Advice) {
-    // SAFETY: all callers in this module pass advice that changes no content.
+    // SAFETY: all callers pass advice that changes no content.
     let _ = unsafe { madvise(pointer(range.start), range.len(), advice) };
 }
 
@@ -70,6 +70,16 @@ pub fn lock_page(start: usize) {
 pub fn unlock_page(start: usize) {
     // SAFETY: munlock(2) changes no content.
     let _ = unsafe { munlock(pointer(start), PAGE_BYTES) };
+}
+
+/// Frees the pages of `range`, locked ones too. It must not be registered with a userfaultfd: the call would wait
+/// until the message about it is read.
+///
+/// # Safety
+/// Nobody needs the content of the range.
+pub unsafe fn discard(range: &Range<usize>) {
+    // SAFETY: nobody needs the content, by the contract.
+    let _ = unsafe { madvise(pointer(range.start), range.len(), Advice::LinuxDontneedLocked) };
 }
 
 /// Forbids every access to `range`: an accessing thread gets SIGSEGV.

@@ -5,9 +5,11 @@
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::memory_users::{self, Killed, User};
+use crate::companion::placement::{SEPARATE_AFTER_STARVING_NS, own_thread};
 use crate::ports::swap::Swap;
 use crate::runtime::Runtime;
 use foliomem_session::process_table::ProcessSlot;
+use foliomem_sys::cpus::{Urgency, set_urgency};
 use foliomem_sys::{memory_advice, thread};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -122,13 +124,15 @@ fn forbid_memory(runtime: &'static Runtime) {
 /// Ends the companion and its guard, when no other process uses the memory.
 pub(crate) fn end(runtime: &'static Runtime) -> ! {
     release_swap_file(runtime);
+    give_memory_back(runtime, &[]);
     leave(runtime, ProcessSlot::mark_ended);
 }
 
 /// Ends the companion and its guard before the program ends, which from now on only waits and
-/// exits.
-pub(crate) fn end_before_program(runtime: &'static Runtime) -> ! {
+/// exits, and accesses none of its memory but `last_pages`.
+pub(crate) fn end_before_program(runtime: &'static Runtime, last_pages: &[usize]) -> ! {
     release_swap_file(runtime);
+    give_memory_back(runtime, last_pages);
     leave(runtime, ProcessSlot::mark_companion_ending);
 }
 
@@ -140,11 +144,25 @@ fn release_swap_file(runtime: &'static Runtime) {
     }
 }
 
+/// Gives the memory, except the pages `kept`, back to the system before other processes of the run
+/// take it: on a busy machine it is some time until the last thread that shares it has ended. The
+/// gate is closed, and no process accesses the rest.
+fn give_memory_back(runtime: &'static Runtime, kept: &[usize]) {
+    let Some(activated) = runtime.activation.activated.get() else { return };
+    // It takes milliseconds, and nobody waits for it.
+    set_urgency(own_thread(), Urgency::Normal);
+    // SAFETY: no process accesses the rest, as the callers have checked. No thread of the agent is
+    // inside the gate.
+    unsafe { activated.engine.ports().discard_all(kept) };
+}
+
 /// Ends the companion and its guard, inside the gate or not. `mark` tells the program's slot why.
 /// The companion's clusters of the swap file are free when it has ended.
 fn leave(runtime: &'static Runtime, mark: fn(&ProcessSlot)) -> ! {
     runtime.companion.note_end();
     runtime.companion.end_guard();
+    // The memory lasts until the last thread has ended, and a SCHED_IDLE one may get no CPU.
+    runtime.placement.separate(SEPARATE_AFTER_STARVING_NS);
     // A process that waits for this end may unmount the swap file's file system. Giving the memory
     // back takes longer than closing the descriptors.
     thread::close_descriptors_but([]);

@@ -46,13 +46,14 @@ pub(crate) fn answer(runtime: &'static Runtime) {
     if !runtime.context.budget.has_one_thread() {
         return runtime.companion.decline_to_end();
     }
+    let last_pages = runtime.companion.last_pages();
     if let Some(activated) = runtime.activation.activated.get() {
         // A thread would wait forever for a page that is swapped out when the agent has ended.
-        activated.keep_resident(&runtime.companion.last_pages());
+        activated.keep_resident(&last_pages);
     }
     // A short-lived program may not have been measured yet.
     let budget = &runtime.context.budget;
     budget.sample();
     budget.control().note_last_size(budget.slot());
-    end_before_program(runtime)
+    end_before_program(runtime, &last_pages)
 }

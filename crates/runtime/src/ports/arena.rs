@@ -16,6 +16,7 @@ use foliomem_sys::region::HugePages;
 use foliomem_sys::{pagemap, userfaultfd};
 use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES};
 use rustix::io::Errno;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Number of runs that are populated without a try for a huge page, after the kernel had none.
@@ -82,6 +83,11 @@ impl Arena {
             let done = act();
             uffd.register(start, len, userfaultfd::Mode::Destination).is_ok() && done.is_ok()
         }
+    }
+
+    /// Returns the addresses of all frames.
+    pub(super) fn addresses(&self) -> Range<usize> {
+        self.memory.start()..self.memory.start() + self.memory.len()
     }
 
     /// Gives all frames back to the kernel. The arena's content must not be needed any more.
