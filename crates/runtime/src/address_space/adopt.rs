@@ -57,6 +57,16 @@ fn window_bytes(events: MappingEvents) -> usize {
 
 /// Adopts every unmanaged mapping. Returns whether there was one.
 pub(crate) fn adopt_mappings(events: MappingEvents) -> bool {
+    adopt_all(events, || {})
+}
+
+/// Adopts every mapping, when the agent activates. The program grows until its memory is
+/// registered, so `learn_advice` is called only then.
+pub(crate) fn adopt_first(events: MappingEvents, learn_advice: impl FnOnce()) {
+    adopt_all(events, learn_advice);
+}
+
+fn adopt_all(events: MappingEvents, registered: impl FnOnce()) -> bool {
     events.context.budget.counters().vm.mapping_searches.inc();
     let advices = events.activated.engine.ports().space.advices();
     let mapped = advices.has_waiting().then(Ranges::default);
@@ -65,7 +75,7 @@ pub(crate) fn adopt_mappings(events: MappingEvents) -> bool {
     let paused = events.allocations.pause();
     let found = find(events, &EVERYTHING, mapped.as_ref());
     mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
-    adopt(events, paused, found, || {})
+    adopt(events, paused, found, Registered { at_once: registered, adopting: || {} })
 }
 
 /// Adopts the unmanaged memory in `within`. Calls `registered` when further touches fault, before
@@ -75,7 +85,7 @@ pub(crate) fn adopt_part(events: MappingEvents, within: &Range<usize>, registere
     let paused = events.allocations.pause();
     let mut found = find(events, within, None);
     found.parts.retain(|part| part.start < within.end && within.start < part.end);
-    adopt(events, paused, found, registered)
+    adopt(events, paused, found, Registered { at_once: || {}, adopting: registered })
 }
 
 /// Handles a fault at `page` in a registered reserve: adopts the memory by which the mapping has
@@ -126,14 +136,22 @@ struct Found {
 /// The whole address space.
 const EVERYTHING: Range<usize> = 0..usize::MAX;
 
+/// What is called when further touches fault: `at_once`, and `adopting` when the ranges are known
+/// as managed, too.
+struct Registered<A: FnOnce(), B: FnOnce()> {
+    at_once: A,
+    adopting: B,
+}
+
 fn adopt(
     events: MappingEvents,
     paused: Paused<'_>,
     Found { mut parts, reserves, others }: Found,
-    registered_all: impl FnOnce(),
+    registered: Registered<impl FnOnce(), impl FnOnce()>,
 ) -> bool {
     if parts.is_empty() && reserves.is_empty() && others.is_empty() {
-        registered_all();
+        (registered.at_once)();
+        (registered.adopting)();
         return false;
     }
     // While the program grows, its faults must not wait for a pinned handler that the program keeps
@@ -150,10 +168,11 @@ fn adopt(
         reserves.into_iter().for_each(|range| space.reserve(range));
         others.into_iter().for_each(|range| space.unregister(range));
     }
-    let registered = insert_registered(events, &parts, &mut pending);
-    registered_all();
+    (registered.at_once)();
+    let adopted = insert_registered(events, &parts, &mut pending);
+    (registered.adopting)();
     drop(paused);
-    for range in registered {
+    for range in adopted {
         if events.context.tracer.is_on() {
             trace_present(events, space, &range);
         }

@@ -5,7 +5,8 @@
 //!
 //! Lock order: called inside the gate; takes the lock of the mappings.
 
-use crate::address_space::adopt::adopt_mappings;
+use crate::address_space::adopt::{adopt_first, adopt_mappings};
+use crate::address_space::mapping_events::MappingEvents;
 use crate::address_space::ranges::RangeAdvice;
 use crate::companion::activated::Activated;
 use crate::companion::context::{Context, MemoryFiles};
@@ -31,6 +32,7 @@ use foliomem_sys::process_limits;
 use foliomem_sys::region::Region;
 use foliomem_sys::userfaultfd::{Features, Userfaultfd};
 use foliomem_types::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
+use rustix::fd::OwnedFd;
 use rustix::process::Pid;
 
 /// Number of CPUs for each reclaimer: the program needs some, too.
@@ -74,15 +76,9 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     // Threads that start from now on send a notice.
     pin_control_blocks(runtime);
     let Some(events) = runtime.mapping_events() else { unreachable!("it has just been set") };
-    // From now on hooks send notices of advice; earlier advice is in `smaps`.
-    let advices = events.activated.engine.ports().space.advices();
-    maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, huge_pages, forks| {
-        let found = |part| advices.found(part, RangeAdvice { huge_pages, forks });
-        runtime.context.agent_memory.outside(range).into_iter().for_each(found);
-    });
-    // The program grows until its memory is registered. From then on its first touches wait for
-    // the handlers.
-    adopt_mappings(events);
+    // Reading `smaps` takes milliseconds, because it walks all page tables.
+    let smaps = runtime.context.open("self/smaps")?;
+    adopt_first(events, || learn_advice(runtime, events, &smaps));
     search_code(runtime);
     // From here on pages may be swapped out.
     runtime.workers.release(handlers);
@@ -90,6 +86,15 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     adopt_mappings(events);
     runtime.activation.complete();
     Ok(())
+}
+
+/// Learns the advice that the program has given. From now on hooks send notices of it.
+fn learn_advice(runtime: &'static Runtime, events: MappingEvents, smaps: &OwnedFd) {
+    let advices = events.activated.engine.ports().space.advices();
+    maps::for_each_advised(smaps, &mut |range, huge_pages, forks| {
+        let found = |part| advices.found(part, RangeAdvice { huge_pages, forks });
+        runtime.context.agent_memory.outside(range).into_iter().for_each(found);
+    });
 }
 
 /// A thread to start.
