@@ -19,13 +19,18 @@ def campaign(programs, runs, margin=50):
     return {row["program"]: row for row in rows}
 
 
-def test_the_campaign_counts_its_runs():
-    """The goal is 2% over the limit at most. Today a busy machine shows much more, so that is not asserted yet."""
-    rows = campaign(["array", "lazy"], 4)
-    assert sorted(rows) == ["array", "lazy"], rows
-    for row in rows.values():
-        assert row["runs"] == 4 and row["margin_percent"] == 50 and row["seconds"] > 0, row
-        assert row["killed"] <= 4 and row["peak_over_limit_percent_max"] >= 0, row
+# Maximum overrun in per cent, with idle and with busy CPUs. To reach: 2 for each. Memory that is mapped by inline system calls is
+# noticed by sampling only.
+MOST = {"array": 2, "large-blocks": 2, "lazy": 2, "numpy": 5, "small-blocks": 5, "forks": 25, "inline": 35}
+
+
+def test_growing_programs_stay_within_their_limits():
+    """While each companion of a busy machine waited up to half a second for a CPU, forks exceeded the limit by up to 75%."""
+    rows = campaign(MOST, 4)
+    assert sorted(rows) == sorted(MOST), rows
+    for program, row in rows.items():
+        assert row["runs"] == 4 and row["margin_percent"] == 50 and row["seconds"] > 0 and row["killed"] == 0, row
+        assert row["peak_over_limit_percent_max"] <= MOST[program], row
 
 
 def test_a_program_without_a_margin_is_killed_at_the_groups_limit():

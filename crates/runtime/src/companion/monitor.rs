@@ -267,6 +267,9 @@ fn look_for_mappings(runtime: &'static Runtime, events: MappingEvents, history: 
     if unmanaged_pages() > history.unmanaged_pages + NEW_MAPPING_PAGES || runtime.context.settings.torture {
         if adopt_mappings(events) {
             runtime.notices.allocations.note_found();
+            if runtime.context.budget.room_pages() < 0 {
+                runtime.reclaim.wake_urgently();
+            }
         }
         history.unmanaged_pages = unmanaged_pages();
     }

@@ -9,26 +9,27 @@ use crate::address_space::mapping_events::YIELD;
 use crate::address_space::ranges::pages;
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
-use crate::companion::placement::ThreadPlacement;
+use crate::companion::placement::{ThreadPlacement, own_thread};
 use crate::companion::request_progress::{Progress, RequestProgress, Step};
 use crate::companion::workers::MAX_HANDLERS;
 use crate::ports::pieces::Worker;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Resumed;
-use foliomem_core::pacing::{self, BackgroundReclaim};
+use foliomem_core::pacing::{self, Activity, BackgroundReclaim};
 use foliomem_session::memory_request::Pending;
 use foliomem_sync::Mutex;
 use foliomem_sys::clock::{self, now_ns, timespec};
-use foliomem_sys::cpus;
+use foliomem_sys::cpus::{self, Urgency, set_urgency};
 use foliomem_types::units::{MAX_ORDER, PAGE_BYTES};
 use rustix::thread::futex;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Memory that the agent of a child takes at once, as a shift of the limit (1/2^5), and its
-/// maximum.
+/// Memory that the agent of a child takes at once, as a shift of the limit (1/2^5), its minimum and
+/// its maximum.
 const CHILD_ROOM_SHIFT: u32 = 5;
+const CHILD_ROOM_MIN_PAGES: i64 = (2 << 20) / PAGE_BYTES as i64;
 const CHILD_ROOM_MAX_PAGES: i64 = (16 << 20) / PAGE_BYTES as i64;
 /// Maximum time in nanoseconds for which a fork waits for that room, and the time between checks.
 const MAX_CHILD_WAIT_NS: u64 = 100_000_000;
@@ -36,6 +37,9 @@ const CHILD_PAUSE: Duration = Duration::from_micros(500);
 /// Pause of recompression after another thread wanted the CPU, or after the reclaimers have gone
 /// over all pieces.
 const RECOMPRESS_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time for which the reclaimers are urgent, in nanoseconds.
+const URGENT_NS: u64 = 5_000_000;
 
 /// Requests of other threads to the reclaimers.
 pub(crate) struct ReclaimRequests {
@@ -47,6 +51,8 @@ pub(crate) struct ReclaimRequests {
     pub(crate) page_outs_done: AtomicU32,
     /// The request of `ctl` or the supervisor that the reclaimers serve.
     pub(crate) request: Mutex<Option<RequestProgress>>,
+    /// Time until which the reclaimers run before all other threads.
+    pub(crate) urgent_until_ns: AtomicU64,
 }
 
 impl Default for ReclaimRequests {
@@ -57,6 +63,7 @@ impl Default for ReclaimRequests {
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
             request: Mutex::new(None),
+            urgent_until_ns: AtomicU64::new(0),
         }
     }
 }
@@ -72,7 +79,8 @@ impl ReclaimRequests {
             return;
         }
         let engine = &activated.engine;
-        let wanted = (context.budget.limit_pages() >> CHILD_ROOM_SHIFT).min(CHILD_ROOM_MAX_PAGES);
+        let wanted =
+            (context.budget.limit_pages() >> CHILD_ROOM_SHIFT).clamp(CHILD_ROOM_MIN_PAGES, CHILD_ROOM_MAX_PAGES);
         let until_ns = now_ns() + MAX_CHILD_WAIT_NS;
         let lacks_room = || context.budget.room_pages() + i64::from(engine.free_frames()) < wanted;
         while lacks_room() && !engine.reclaim_is_futile() && now_ns() < until_ns {
@@ -80,7 +88,16 @@ impl ReclaimRequests {
             let pause = timespec(CHILD_PAUSE);
             let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&pause));
             context.budget.sample();
+            // What is freed meanwhile is nobody else's room until then.
+            engine.release_surplus(Activity::Busy);
         }
+    }
+
+    /// Wakes the reclaimers, and lets them run before all other threads for a while: the program
+    /// grows and cannot be made to wait.
+    pub(crate) fn wake_urgently(&self) {
+        self.urgent_until_ns.store(now_ns() + URGENT_NS, Ordering::Relaxed);
+        self.wake();
     }
 
     /// Wakes the reclaimers.
@@ -171,6 +188,7 @@ struct Reclaimer {
     runtime: &'static Runtime,
     activated: &'static Activated,
     worker: Worker,
+    urgency: Urgency,
 }
 
 /// The entry of a reclaimer's thread. `argument` points to a [`ReclaimerStart`].
@@ -182,7 +200,7 @@ pub(crate) extern "C" fn reclaimer_entry(argument: *mut u8) {
     runtime.workers.wait_until_released();
     let Some(activated) = runtime.activation.get() else { unreachable!("it has activated") };
     let worker = activated.recompressing_worker(&runtime.context, &runtime.fork.gate);
-    Reclaimer { runtime, activated, worker }.run()
+    Reclaimer { runtime, activated, worker, urgency: Urgency::Normal }.run()
 }
 
 impl Reclaimer {
@@ -193,6 +211,7 @@ impl Reclaimer {
             place.update(&self.runtime.placement);
             let kicked = self.runtime.reclaim.kick.load(Ordering::Relaxed);
             loop {
+                self.follow_urgency();
                 let _inside = self.runtime.fork.gate.enter();
                 self.worker.train_if_due();
                 let part = self.runtime.reclaim.page_out_parts.lock().take();
@@ -231,6 +250,15 @@ impl Reclaimer {
             let pause = self.recompress(kicked);
             let _ =
                 futex::wait(&self.runtime.reclaim.kick, futex::Flags::PRIVATE, kicked, pause.map(timespec).as_ref());
+        }
+    }
+
+    /// Changes the thread's scheduling class if the monitor wants another one.
+    fn follow_urgency(&mut self) {
+        let is_urgent = now_ns() < self.runtime.reclaim.urgent_until_ns.load(Ordering::Relaxed);
+        let wanted = if is_urgent { Urgency::RealTime } else { Urgency::Normal };
+        if std::mem::replace(&mut self.urgency, wanted) != wanted {
+            set_urgency(own_thread(), wanted);
         }
     }
 

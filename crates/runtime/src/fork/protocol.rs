@@ -166,6 +166,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 page_outs_wanted: _, // Kept: goes with `page_outs_done`.
                 page_outs_done: _,   // Kept: a counter.
                 request,             // Reset: it is the parent's.
+                urgent_until_ns: _,  // Kept: soon over.
             },
         placement: _, // Companion: `Placement::begin`.
         sharing: _,   // Companion: `SharedPages::forked`, which lists its own fields.
@@ -220,6 +221,9 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
             }
         }
         activated.engine.drop_all_lost();
+        // The child would share free frames, and neither side could give them back alone.
+        activated.engine.shrink(0, u32::MAX);
+        runtime.context.budget.sample();
         activated.engine.ports().space.allow_forks();
         activated.engine.lend_file();
         activated.engine.ports().swap.iter().for_each(Swap::share);
