@@ -136,8 +136,8 @@ struct Found {
 /// The whole address space.
 const EVERYTHING: Range<usize> = 0..usize::MAX;
 
-/// What is called when further touches fault: `at_once`, and `adopting` when the ranges are known
-/// as managed, too.
+/// The calls when further touches fault: `at_once`, and `adopting` when the ranges are known as
+/// managed, too.
 struct Registered<A: FnOnce(), B: FnOnce()> {
     at_once: A,
     adopting: B,

@@ -88,7 +88,7 @@ impl ReclaimRequests {
             let pause = timespec(CHILD_PAUSE);
             let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&pause));
             context.budget.sample();
-            // What is freed meanwhile is nobody else's room until then.
+            // Other processes have no room by freed frames before that.
             engine.release_surplus(Activity::Busy);
         }
     }

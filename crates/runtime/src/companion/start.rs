@@ -120,9 +120,9 @@ extern "C" fn monitor_entry(argument: *mut u8) {
     monitor(runtime, user);
 }
 
-/// Gives the monitor a CPU whenever it wakes. A nice value is not enough: the companion has a session
-/// of its own, with one share of a CPU for all its threads (`autogroup`). On a busy machine a monitor
-/// of nice value -20 waited for up to half a second.
+/// Gives the monitor a CPU whenever it wakes. A nice value is not enough: the companion has a
+/// session of its own, with one share of a CPU for all its threads (`autogroup`). On a busy machine
+/// a monitor of nice value -20 waited for up to half a second.
 fn become_urgent() {
     set_nice(MONITOR_NICE);
     set_urgency(own_thread(), Urgency::RealTime);
