@@ -51,11 +51,16 @@ pub(crate) const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 /// Time in nanoseconds without freed memory in the tree after which a process stops waiting for
 /// others.
 const YIELD_NS: u64 = 300_000_000;
-/// Time in nanoseconds for which a process waits for others while the tree is over its limit. After
-/// that, waiting is known to help nobody, until the tree has been within its limit for
-/// [`RECOVERY_NS`]: one that hovers at its limit would wait at each write to a shared page.
+/// Time in nanoseconds for which a process waits for others while the tree is over its limit, or
+/// after its processes share less than before. After that, waiting is known to help nobody, until
+/// the tree has been within its limit for [`RECOVERY_NS`]: one that hovers at its limit would wait
+/// at each write to a shared page.
 const MAX_YIELD_NS: u64 = 2_000_000_000;
 const RECOVERY_NS: u64 = 1_000_000_000;
+/// Number of bytes by which the processes must share less than before for [`MAX_YIELD_NS`] to begin
+/// again: 4 MiB. Reclaim of shared pages frees nothing before the last process has swapped them
+/// out, and that may take longer.
+const UNSHARED_BYTES: u64 = 4 << 20;
 
 /// The part of a budget that belongs to one process, and differs in the child of a fork.
 pub struct BudgetProcess {
@@ -93,6 +98,10 @@ pub struct Budget {
     exceeded_since_ns: AtomicU64,
     /// Time since which the tree is within its limit, in nanoseconds; 0 while it is not.
     within_since_ns: AtomicU64,
+    /// The memory that the tree's processes shared when it last became less, in bytes, and when
+    /// that was, in nanoseconds.
+    tree_shared_bytes: AtomicU64,
+    unshared_ns: AtomicU64,
     is_detached: AtomicBool,
 }
 
@@ -115,6 +124,8 @@ impl Budget {
             over_since_ns: AtomicU64::new(0),
             exceeded_since_ns: AtomicU64::new(0),
             within_since_ns: AtomicU64::new(0),
+            tree_shared_bytes: AtomicU64::new(0),
+            unshared_ns: AtomicU64::new(0),
             is_detached: AtomicBool::new(false),
         }
     }
@@ -243,10 +254,23 @@ impl Budget {
         if self.own_pages.swap(own, Relaxed) > own {
             self.control.note_shrunk(now_ns());
         }
+        slot.shared_bytes.store(self.still_shared_pages() as u64 * PAGE_BYTES as u64, Relaxed);
+        self.note_unshared();
         self.set_others(others_bytes);
         self.sampled_ns.store(now_ns(), Relaxed);
         self.control.follow_need();
         self.update_over_since();
+    }
+
+    /// Notes when the tree's processes share less than before.
+    fn note_unshared(&self) {
+        let (before, now) = (self.tree_shared_bytes.load(Relaxed), self.control.tree_shared_bytes());
+        if now > before || now.saturating_add(UNSHARED_BYTES) <= before {
+            self.tree_shared_bytes.store(now, Relaxed);
+        }
+        if now.saturating_add(UNSHARED_BYTES) <= before {
+            self.unshared_ns.store(now_ns(), Relaxed);
+        }
     }
 
     fn set_others(&self, bytes: i64) {
@@ -392,12 +416,12 @@ impl Budget {
         })
     }
 
-    /// Returns whether the tree is over its limit, not for long, and some process of it has freed
-    /// memory recently.
+    /// Returns whether the tree is over its limit, not for long unless its processes share less and
+    /// less, and some process of it has freed memory recently.
     pub fn is_shrinking(&self) -> bool {
         self.update_others();
         let now = now_ns();
-        let is_recent = |since: u64| now.saturating_sub(since) < MAX_YIELD_NS;
+        let is_recent = |since: u64| now.saturating_sub(since.max(self.unshared_ns.load(Relaxed))) < MAX_YIELD_NS;
         self.update_exceeded_since().is_some_and(is_recent) && now.saturating_sub(self.control.shrunk_ns()) < YIELD_NS
     }
 

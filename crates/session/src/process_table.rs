@@ -53,6 +53,9 @@ shared_words! {
         /// Start of the last measurement of shared pages that `anon_bytes` covers, in nanoseconds;
         /// `u64::MAX` if the process shares no page.
         pub(crate) shares_known_ns: AtomicU64,
+        /// Upper bound of the part of the process's memory that counts for others, because it
+        /// shares it with them, in bytes. Until the next fork it only falls.
+        pub(crate) shared_bytes: AtomicU64,
         /// 1 while the process changes its size, and so may keep other processes from a CPU.
         pub awake: AtomicU32,
         /// 1 while the supervisor has seen the process use no CPU for the time of `--idle`.
@@ -243,6 +246,7 @@ impl Control {
             process.anon_bytes.store(0, Ordering::Relaxed);
             let measured_bytes = process.measured_bytes.swap(0, Ordering::Relaxed);
             self.header.ended_peak_bytes.fetch_max(measured_bytes, Ordering::Relaxed);
+            process.shared_bytes.store(0, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
             process.idle.store(0, Ordering::Relaxed);
             process.request.clear();

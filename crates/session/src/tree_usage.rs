@@ -135,6 +135,13 @@ impl Control {
         others.map(|process| process.shares_known_ns.load(Ordering::Relaxed)).min().unwrap_or(u64::MAX)
     }
 
+    /// Returns the memory that counts for other processes than those that have it, in bytes.
+    pub(crate) fn tree_shared_bytes(&self) -> u64 {
+        let shared = self.living().map(|process| process.shared_bytes.load(Ordering::Relaxed));
+        // The program may have overwritten any of these words.
+        shared.fold(0, u64::saturating_add)
+    }
+
     /// Notes that a process takes less than before.
     pub(crate) fn note_shrunk(&self, now_ns: u64) {
         self.header.shrunk_ns.store(now_ns, Ordering::Relaxed);
