@@ -154,7 +154,7 @@ fn bench_limit(args: &BenchLimitArgs) -> Result<u8, CommandError> {
         foliomem: beside("foliomem")?,
         programs: named(&args.only, &limit::Program::ALL, "see foliomem bench limit --help")?,
         runs: args.runs,
-        margin_percent: args.margin,
+        margin: args.margin,
         groups_mib: args.groups.clone(),
     };
     table::print(args.printing.form(), |progress| {

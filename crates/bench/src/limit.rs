@@ -1,7 +1,7 @@
 //! Looks how far programs that grow at the speed of memory exceed a fixed limit.
 //!
-//! Each run is in a memory control group of its own. The limit is the group's less a margin, and
-//! the program needs about twice the limit. Every 10 ms a [`sampler`](Group::anonymous) reads from
+//! Each run is in a memory control group of its own. The limit is the group's less a margin, or
+//! what foliomem finds that the group leaves it, and the program needs about twice the limit. Every 10 ms a [`sampler`](Group::anonymous) reads from
 //! outside what the whole tree takes: anonymous memory, in which the agent's store and tables lie,
 //! and shared memory. The group counts a page that several processes share once, as the sum of
 //! proportional set sizes (PSS) does; but it does not walk page tables, which would disturb the
@@ -14,6 +14,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -37,6 +38,8 @@ pub const GROUPS_MIB: [u64; 6] = [64, 256, 128, 512, 1024, 2048];
 const JAVA_MIN_MIB: u64 = 256;
 /// Interval of the samples.
 const EVERY: Duration = Duration::from_millis(10);
+/// Maximum margin.
+const MAX_MARGIN_PERCENT: u64 = 90;
 /// Longest run. A longer run hangs.
 const HANGS: Duration = Duration::from_secs(600);
 
@@ -120,18 +123,63 @@ fn python() -> OsString {
     std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into())
 }
 
+/// How far foliomem's limit is below the group's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Margin {
+    /// By so many per cent of the group's.
+    Percent(u64),
+    /// As far as foliomem finds necessary: `--limit container`.
+    Container,
+}
+
+impl FromStr for Margin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(percent @ 0..=MAX_MARGIN_PERCENT) => Ok(Self::Percent(percent)),
+            _ if text == "container" => Ok(Self::Container),
+            _ => Err(format!("give 0 to {MAX_MARGIN_PERCENT} per cent, or \"container\"")),
+        }
+    }
+}
+
+impl Margin {
+    fn percent(self) -> Option<u64> {
+        match self {
+            Self::Percent(percent) => Some(percent),
+            Self::Container => None,
+        }
+    }
+
+    /// Returns the limit in bytes within a group of `group_bytes`.
+    fn limit_bytes(self, group_bytes: u64) -> u64 {
+        group_bytes / 100 * (100 - self.percent().unwrap_or(0))
+    }
+
+    /// Returns the value of foliomem's `--limit` for such a limit.
+    fn argument(self, limit: u64) -> String {
+        match self {
+            Self::Percent(_) => format!("{}K", limit >> 10),
+            Self::Container => "container".to_owned(),
+        }
+    }
+}
+
 /// One row of the benchmark: all runs of a program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The program.
     pub program: Program,
-    /// How far the limit is below the group's, in per cent of the group's.
-    pub margin_percent: u64,
+    /// How far the limit is below the group's, in per cent of the group's; `None` if foliomem has
+    /// chosen it.
+    pub margin_percent: Option<u64>,
     /// The number of runs.
     pub runs: usize,
     /// How many of them the kernel killed at the group's limit.
     pub killed: usize,
-    /// How far the tree exceeded its limit in the worst sample of all runs, in per cent.
+    /// How far the tree exceeded its limit (the group's, if foliomem has chosen its own) in the
+    /// worst sample of all runs, in per cent.
     pub peak_over_limit_percent_max: f64,
     /// Seconds of all runs.
     pub seconds: f64,
@@ -146,8 +194,8 @@ pub struct Options {
     pub programs: Vec<Program>,
     /// Runs of each program.
     pub runs: usize,
-    /// How far the limit is below the group's, in per cent of the group's.
-    pub margin_percent: u64,
+    /// How far the limit is below the group's.
+    pub margin: Margin,
     /// Limits of the groups in MiB, which take turns.
     pub groups_mib: Vec<u64>,
 }
@@ -179,7 +227,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, 
         }
         let min_mib = if program == Program::Java { JAVA_MIN_MIB } else { 0 };
         let sizes = options.groups_mib.iter().copied().filter(|&mib| mib >= min_mib).collect::<Vec<_>>();
-        let margin_percent = options.margin_percent;
+        let margin_percent = options.margin.percent();
         let mut row =
             Row { program, margin_percent, runs: 0, killed: 0, peak_over_limit_percent_max: 0.0, seconds: 0.0 };
         for (number, mib) in sizes.iter().cycle().take(if sizes.is_empty() { 0 } else { options.runs }).enumerate() {
@@ -242,10 +290,10 @@ fn once(
     group_bytes: u64,
     others: Others,
 ) -> Result<Outcome, Error> {
-    let limit = group_bytes / 100 * (100 - options.margin_percent);
+    let limit = options.margin.limit_bytes(group_bytes);
     let grower = program.command(dir, limit);
     let mut command = Command::new(&options.foliomem);
-    command.args(["run", "--limit", &format!("{}K", limit >> 10), "--"]);
+    command.args(["run", "--limit", &options.margin.argument(limit), "--"]);
     command.arg(grower.get_program()).args(grower.get_args());
     let shown = format!("{program:?} with a limit of {} MiB", limit / MIB);
     let _busy = (others == Others::Busy).then(Busy::start);
@@ -348,12 +396,31 @@ mod tests {
     #[test]
     fn json_rows_keep_their_field_names() {
         let program = Program::SmallBlocks;
-        let mut row =
-            Row { program, margin_percent: 10, runs: 0, killed: 0, peak_over_limit_percent_max: 0.0, seconds: 0.0 };
+        let mut row = Row {
+            program,
+            margin_percent: Some(10),
+            runs: 0,
+            killed: 0,
+            peak_over_limit_percent_max: 0.0,
+            seconds: 0.0,
+        };
         row.add(&Outcome { end: End::Right, over_percent: 1.5, seconds: 2.0 });
         row.add(&Outcome { end: End::Killed, over_percent: 0.5, seconds: 1.0 });
         let json = r#"{"program":"small-blocks","margin_percent":10,"runs":2,"killed":1,"peak_over_limit_percent_max":1.5,"seconds":3.0}"#;
         assert_eq!(serde_json::to_string(&row).unwrap(), json);
+        row.margin_percent = Margin::Container.percent();
+        let json = json.replace("\"margin_percent\":10", "\"margin_percent\":null");
+        assert_eq!(serde_json::to_string(&row).unwrap(), json);
+    }
+
+    #[test]
+    fn a_margin_is_a_share_or_left_to_foliomem() {
+        assert_eq!("10".parse(), Ok(Margin::Percent(10)));
+        assert_eq!("container".parse(), Ok(Margin::Container));
+        assert!(["91", "-1", "10%", "", "Container"].iter().all(|text| text.parse::<Margin>().is_err()));
+        let limit = Margin::Percent(50).limit_bytes(100 * MIB);
+        assert_eq!(Margin::Percent(50).argument(limit), "51200K");
+        assert_eq!(Margin::Container.argument(Margin::Container.limit_bytes(MIB)), "container");
     }
 
     #[test]

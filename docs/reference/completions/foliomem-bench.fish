@@ -70,7 +70,7 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -s h -l help -d 'Print help'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l only -d 'Only these: small-blocks, large-blocks, array, forks, inline, lazy, numpy, java' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l runs -d 'Runs of each program. Every group has its turn, first idle, then with all CPUs busy' -r
-complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l margin -d 'How far foliomem\'s limit is below the group\'s, in per cent' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l margin -d 'How far foliomem\'s limit is below the group\'s, in per cent, or "container": as far as foliomem finds necessary (`--limit container`)' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l groups -d 'Limits of the groups in MiB, 64 to 65536' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l json -d 'Print rows as a JSON array'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -s h -l help -d 'Print help'

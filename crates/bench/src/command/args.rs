@@ -173,9 +173,10 @@ pub struct BenchLimitArgs {
     /// Runs of each program. Every group has its turn, first idle, then with all CPUs busy.
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub runs: usize,
-    /// How far foliomem's limit is below the group's, in per cent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=90))]
-    pub margin: u64,
+    /// How far foliomem's limit is below the group's, in per cent, or "container": as far as
+    /// foliomem finds necessary (`--limit container`).
+    #[arg(long, value_name = "PERCENT", default_value = "10")]
+    pub margin: foliomem_bench::limit::Margin,
     /// Limits of the groups in MiB, 64 to 65536.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::limit::GROUPS_MIB,
           value_parser = clap::value_parser!(u64).range(64..=65536))]

@@ -80,7 +80,9 @@ impl TableRow for access::Row {
 impl TableRow for limit::Row {
     const COLUMNS: &'static [Column<Self>] = &[
         Column::name("program", 12, |row| name(&row.program)),
-        Column::figure("margin %", |row| row.margin_percent.to_string()),
+        Column::figure("margin %", |row| {
+            row.margin_percent.map_or_else(|| "container".to_owned(), |percent| percent.to_string())
+        }),
         Column::figure("runs", |row| row.runs.to_string()),
         Column::figure("killed", |row| row.killed.to_string()),
         Column::figure("over limit %", |row| format!("{:.1}", row.peak_over_limit_percent_max)),
