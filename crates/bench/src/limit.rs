@@ -1,11 +1,11 @@
 //! Looks how far programs that grow at the speed of memory exceed a fixed limit.
 //!
 //! Each run is in a memory control group of its own. The limit is the group's less a margin, or
-//! what foliomem finds that the group leaves it, and the program needs about twice the limit. Every 10 ms a [`sampler`](Group::anonymous) reads from
-//! outside what the whole tree takes: anonymous memory, in which the agent's store and tables lie,
-//! and shared memory. The group counts a page that several processes share once, as the sum of
-//! proportional set sizes (PSS) does; but it does not walk page tables, which would disturb the
-//! program, and count twice what moves meanwhile.
+//! what foliomem finds that the group leaves it, and the program needs about twice the limit. Every
+//! 10 ms a [`sampler`](Group::anonymous) reads from outside what the whole tree takes: anonymous
+//! memory, in which the agent's store and tables lie, and shared memory. The group counts a page
+//! that several processes share once, as the sum of proportional set sizes (PSS) does; but it does
+//! not walk page tables, which would disturb the program, and count twice what moves meanwhile.
 //!
 //! Every second run of a program takes place beside threads that keep all CPUs busy.
 //!

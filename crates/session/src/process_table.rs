@@ -119,11 +119,13 @@ impl ProcessSlot {
     /// Returns whether process `pid` of this slot, whose exit notice is marked, may still have its
     /// memory. The supervisor must be able to see its end.
     fn outlives_companion(&self, pid: u32) -> bool {
+        // Acquire pairs with the Release in `mark_companion_ending`.
         self.ended.load(Ordering::Acquire) == ENDING && !identity::is_of_nested(pid)
     }
 
     /// Returns whether the process and its companion have ended.
     fn is_gone(&self) -> bool {
+        // Acquire pairs with the AcqRel in `try_claim`.
         let pid = self.pid.load(Ordering::Acquire);
         let companion = self.exit_notice.load(Ordering::Relaxed);
         // Acquire pairs with the Release in `mark_ended`.
