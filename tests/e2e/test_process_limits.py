@@ -31,10 +31,10 @@ while resident_mib() > 70:
 assert is_right()
 print("OK")
 """
-# Forks, most of its memory swapped out, where there is room for the child alone.
+# Forks, most of its memory swapped out, where there is room for so many processes and threads only.
 FORK = START + """
 rows = [(b"%08d" % number) * 512 for number in range(96 * 256)]
-leave_room(1)
+leave_room(int(sys.argv[2]))
 child = os.fork()
 if child == 0:
     os._exit(0 if is_right() else 1)
@@ -69,6 +69,9 @@ def test_a_hard_limit_stops_a_program_that_cannot_be_kept_in_it(group):
     assert got.code == 125 and "cannot start a thread" in got.err and "pids.max" in got.err, got
 
 
-def test_a_child_that_there_is_no_companion_for_has_all_its_memory(group):
-    got = run(group, FORK).ok()
-    assert got.out == b"OK\n" and "goes on without the limit" in got.err, got
+@pytest.mark.parametrize("room", range(1, 8))
+def test_a_child_has_all_its_memory_whatever_its_companion_has_no_room_for(group, room):
+    """With room for some of its threads, the companion has the memory in its hands when it gives up."""
+    got = run(group, FORK, str(room)).ok()
+    # The child, an intermediate process and the companion come first.
+    assert got.out == b"OK\n" and ("goes on without the limit" in got.err) == (room < 7), got

@@ -146,6 +146,15 @@ def test_gdb_debugs_threads_and_forks_inside_a_run(held):
     assert b"OK\n" in got.out and b"exited normally" in got.out, got.out
 
 
+@needs_gdb
+def test_gdb_finds_the_memory_of_a_program_that_is_about_to_end(held):
+    """The companion gives the memory of a program back when that has called exit_group, but not to a debugger's surprise."""
+    script = ["-ex", "catch syscall exit_group", "-ex", "run", "-ex", "print check(&data)", "-ex", "print check(&pressure)"]
+    got = foliomem([*GDB, *script, "-ex", "continue", "--args", held, "now", MIB], LIMIT, timeout=120).ok()
+    assert_swapped(got)
+    assert b"$1 = 1" in got.out and b"$2 = 1" in got.out, got.out
+
+
 # ---- py-spy ----
 
 @pytest.mark.skipif(not PY_SPY.exists(), reason="no py-spy")

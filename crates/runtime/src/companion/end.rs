@@ -122,9 +122,15 @@ fn forbid_memory(runtime: &'static Runtime) {
 }
 
 /// Ends the companion and its guard, when no other process uses the memory.
-pub(crate) fn end(runtime: &'static Runtime) -> ! {
+fn end(runtime: &'static Runtime) -> ! {
     release_swap_file(runtime);
     give_memory_back(runtime, &[]);
+    leave(runtime, ProcessSlot::mark_ended);
+}
+
+/// Ends a companion that could not start. The program goes on with its memory, if it can.
+pub(crate) fn end_at_start(runtime: &'static Runtime) -> ! {
+    release_swap_file(runtime);
     leave(runtime, ProcessSlot::mark_ended);
 }
 

@@ -8,12 +8,13 @@
 //! of the program may run any more: the program has one thread, with all signals blocked.
 //!
 //! The companion ends by itself, some milliseconds after the program, if a signal ends the program,
-//! if the program has several threads or a system call filter, or if another process may use the
-//! memory.
+//! if the program has several threads, a system call filter or a debugger, or if another process may
+//! use the memory.
 //!
 //! Locks are only tried, never waited for.
 
 use crate::companion::end::end_before_program;
+use crate::companion::memory_users::is_traced;
 use crate::runtime::Runtime;
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::interception::entry;
@@ -43,7 +44,10 @@ pub(crate) fn take_leave(runtime: &'static Runtime) {
 
 /// Answers a program that asks the companion to end. The monitor calls this.
 pub(crate) fn answer(runtime: &'static Runtime) {
-    if !runtime.context.budget.has_one_thread() {
+    let files = runtime.context.files.as_ref();
+    // A debugger may stop the program at its very end, to look at its memory.
+    let is_traced = files.is_some_and(|files| is_traced(&files.proc, runtime.companion.program()));
+    if is_traced || !runtime.context.budget.has_one_thread() {
         return runtime.companion.decline_to_end();
     }
     let last_pages = runtime.companion.last_pages();

@@ -274,6 +274,12 @@ pub fn own_pid_of(proc: &OwnedFd, number: u32) -> Option<Pid> {
     Pid::from_raw(pid as i32)
 }
 
+/// Returns whether a debugger traces `process`.
+pub(crate) fn is_traced(proc: &OwnedFd, process: Pid) -> bool {
+    let path = format_args!("{}/status", process.as_raw_nonzero());
+    with_status(proc, path, |status| numbers(status, "TracerPid:").next()).is_some_and(|tracer| tracer != 0)
+}
+
 /// Returns what `read` finds in a `status` file of `proc`.
 fn with_status<R>(proc: &OwnedFd, path: std::fmt::Arguments<'_>, read: impl FnOnce(&str) -> Option<R>) -> Option<R> {
     let mut text = [0u8; 2048];

@@ -7,7 +7,7 @@ use crate::address_space::lent_pages::Table;
 use crate::companion::activated::Activation;
 use crate::companion::context::{Context, ProcFiles, open_device_and_memory, open_in, open_proc};
 use crate::companion::dormancy::Dormancy;
-use crate::companion::end::end;
+use crate::companion::end::end_at_start;
 use crate::companion::error::RuntimeError;
 use crate::companion::memory_users::{self, User};
 use crate::companion::monitor::{MONITOR_NICE, monitor};
@@ -113,7 +113,7 @@ extern "C" fn monitor_entry(argument: *mut u8) {
         Err(error) => {
             explain(runtime, &error);
             runtime.companion.answer(Answer::Failed);
-            end(runtime);
+            end_at_start(runtime);
         }
     };
     runtime.companion.answer(Answer::Ready);
