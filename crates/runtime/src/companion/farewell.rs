@@ -8,8 +8,8 @@
 //! of the program may run any more: the program has one thread, with all signals blocked.
 //!
 //! The companion ends by itself, some milliseconds after the program, if a signal ends the program,
-//! if the program has several threads, a system call filter or a debugger, or if another process may
-//! use the memory.
+//! if the program has several threads, a system call filter or a debugger, or if another process
+//! may use the memory.
 //!
 //! Locks are only tried, never waited for.
 
