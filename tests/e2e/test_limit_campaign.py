@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import PYTHON, alone, cli, foliomem_only
+from conftest import PYTHON, alone, cli, foliomem_only, soak_only
 
 GROUPS = [Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/cgroup.subtree_control")]
 has_groups = os.geteuid() == 0 and any(path.exists() for path in GROUPS)
@@ -24,10 +24,11 @@ def campaign(programs, runs, margin=50, groups="128,256"):
 MOST = {"array": 2, "large-blocks": 2, "lazy": 2, "numpy": 5, "small-blocks": 5, "forks": 25, "inline": 35}
 
 
-def test_growing_programs_stay_within_their_limits():
+@pytest.mark.parametrize("programs", [["array", "forks", "inline"], pytest.param([*MOST], marks=soak_only)], ids=["some", "all"])
+def test_growing_programs_stay_within_their_limits(programs):
     """While each companion of a busy machine waited up to half a second for a CPU, forks exceeded the limit by up to 75%."""
-    rows = campaign(MOST, 4)
-    assert sorted(rows) == sorted(MOST), rows
+    rows = campaign(programs, 4)
+    assert sorted(rows) == sorted(programs), rows
     for program, row in rows.items():
         assert row["runs"] == 4 and row["margin_percent"] == 50 and row["seconds"] > 0 and row["killed"] == 0, row
         assert row["peak_over_limit_percent_max"] <= MOST[program], row
@@ -35,9 +36,9 @@ def test_growing_programs_stay_within_their_limits():
 
 def test_programs_in_a_container_survive():
     """foliomem chooses the limit. Forks that share half a GiB took 480 MiB of a limit of 216, and the kernel killed them."""
-    rows = campaign(["array", "lazy", "forks"], 2, margin="container", groups="256,512")
+    rows = campaign(["array", "forks"], 1, margin="container", groups="512")
     for row in rows.values():
-        assert (row["runs"], row["margin_percent"], row["killed"], row["peak_over_limit_percent_max"]) == (2, None, 0, 0), row
+        assert (row["runs"], row["margin_percent"], row["killed"], row["peak_over_limit_percent_max"]) == (1, None, 0, 0), row
 
 
 def test_a_program_without_a_margin_is_killed_at_the_groups_limit():

@@ -61,6 +61,9 @@ const RECOVERY_NS: u64 = 1_000_000_000;
 /// again: 4 MiB. Reclaim of shared pages frees nothing before the last process has swapped them
 /// out, and that may take longer.
 const UNSHARED_BYTES: u64 = 4 << 20;
+/// Maximum number of processes of a tree for which that holds. Many processes that fork all the
+/// time share less and less all the time, and their agents may not fit into the limit.
+const MAX_UNSHARING: u32 = 16;
 
 /// The part of a budget that belongs to one process, and differs in the child of a fork.
 pub struct BudgetProcess {
@@ -229,7 +232,7 @@ impl Budget {
     pub fn sample(&self) {
         let Some(statm) = self.statm() else { return };
         let slot = self.control.process(self.process.slot);
-        let (own, others_bytes) = loop {
+        let (own, others_bytes, processes) = loop {
             // Acquire pairs with the AcqRel of `ProcessSlot::inherit`: the sum below includes every
             // child that has halved these words.
             let [before_bytes, before_measured_bytes] =
@@ -248,23 +251,26 @@ impl Budget {
             if publish(&slot.anon_bytes, before_bytes, own)
                 && publish(&slot.measured_bytes, before_measured_bytes, measured)
             {
-                break (own, (tree_bytes as i64 - before_bytes as i64).max(0));
+                break (own, (tree_bytes as i64 - before_bytes as i64).max(0), processes);
             }
         };
         if self.own_pages.swap(own, Relaxed) > own {
             self.control.note_shrunk(now_ns());
         }
         slot.shared_bytes.store(self.still_shared_pages() as u64 * PAGE_BYTES as u64, Relaxed);
-        self.note_unshared();
+        self.note_unshared(processes);
         self.set_others(others_bytes);
         self.sampled_ns.store(now_ns(), Relaxed);
         self.control.follow_need();
         self.update_over_since();
     }
 
-    /// Notes when the tree's processes share less than before.
-    fn note_unshared(&self) {
+    /// Notes when the tree's `processes` share less than before.
+    fn note_unshared(&self, processes: u32) {
         let (before, now) = (self.tree_shared_bytes.load(Relaxed), self.control.tree_shared_bytes());
+        if processes > MAX_UNSHARING {
+            return;
+        }
         if now > before || now.saturating_add(UNSHARED_BYTES) <= before {
             self.tree_shared_bytes.store(now, Relaxed);
         }
