@@ -15,7 +15,7 @@ use crate::companion::activate::activate;
 use crate::companion::end::{cannot_activate, check_users};
 use crate::companion::farewell;
 use crate::companion::memory_users::User;
-use crate::companion::placement::{SEPARATE_WHILE_GROWING_NS, ThreadPlacement};
+use crate::companion::placement::{SEPARATE_WHILE_GROWING_NS, ThreadPlacement, own_thread};
 use crate::companion::receive_notices::receive_notices;
 use crate::fork::protocol::quiesce;
 use crate::ports::LinuxPorts;
@@ -25,7 +25,7 @@ use foliomem_core::pacing::{Activity, Protection};
 use foliomem_session::memory_request::{Pending, Wanted};
 use foliomem_sys::clock::{self, now_ns};
 use foliomem_sys::companion_process::Woken;
-use foliomem_sys::cpus;
+use foliomem_sys::cpus::{self, Urgency, set_urgency};
 use foliomem_types::size_policy::SizePolicy;
 use foliomem_types::units::PAGE_BYTES;
 use std::sync::atomic::Ordering;
@@ -108,6 +108,15 @@ impl History {
         self.seen = seen;
     }
 
+    /// Sets the factor by which the monitor samples more rarely. Among many monitors none is a
+    /// real-time thread: together they would leave no CPU to the threads that free memory.
+    fn set_crowd(&mut self, crowd: u32) {
+        let before = std::mem::replace(&mut self.crowd, crowd);
+        if (before > 1) != (crowd > 1) {
+            set_urgency(own_thread(), if crowd > 1 { Urgency::Normal } else { Urgency::RealTime });
+        }
+    }
+
     fn is_quiet(&self) -> bool {
         self.alike >= QUIET_SAMPLES
     }
@@ -161,7 +170,7 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             }
             if now_ns() >= due_ns {
                 let Some(sleep) = sample(runtime, &mut history) else { continue };
-                history.crowd = crowd(runtime, &history);
+                history.set_crowd(crowd(runtime, &history));
                 let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
                 due_ns = now_ns() + sleep.as_nanos() as u64;
             }
