@@ -232,7 +232,7 @@ impl Budget {
     pub fn sample(&self) {
         let Some(statm) = self.statm() else { return };
         let slot = self.control.process(self.process.slot);
-        let (own, others_bytes, processes) = loop {
+        let (own, others_bytes, still_shared, processes) = loop {
             // Acquire pairs with the AcqRel of `ProcessSlot::inherit`: the sum below includes every
             // child that has halved these words.
             let [before_bytes, before_measured_bytes] =
@@ -251,13 +251,13 @@ impl Budget {
             if publish(&slot.anon_bytes, before_bytes, own)
                 && publish(&slot.measured_bytes, before_measured_bytes, measured)
             {
-                break (own, (tree_bytes as i64 - before_bytes as i64).max(0), processes);
+                break (own, (tree_bytes as i64 - before_bytes as i64).max(0), still_shared, processes);
             }
         };
         if self.own_pages.swap(own, Relaxed) > own {
             self.control.note_shrunk(now_ns());
         }
-        slot.shared_bytes.store(self.still_shared_pages() as u64 * PAGE_BYTES as u64, Relaxed);
+        slot.shared_bytes.store(still_shared as u64 * PAGE_BYTES as u64, Relaxed);
         self.note_unshared(processes);
         self.set_others(others_bytes);
         self.sampled_ns.store(now_ns(), Relaxed);
@@ -267,10 +267,10 @@ impl Budget {
 
     /// Notes when the tree's `processes` share less than before.
     fn note_unshared(&self, processes: u32) {
-        let (before, now) = (self.tree_shared_bytes.load(Relaxed), self.control.tree_shared_bytes());
         if processes > MAX_UNSHARING {
             return;
         }
+        let (before, now) = (self.tree_shared_bytes.load(Relaxed), self.control.tree_shared_bytes());
         if now > before || now.saturating_add(UNSHARED_BYTES) <= before {
             self.tree_shared_bytes.store(now, Relaxed);
         }
