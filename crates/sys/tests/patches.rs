@@ -16,9 +16,13 @@ struct Counting {
     parent: AtomicU32,
     failed: AtomicU32,
     child: AtomicU32,
-    /// The memory that the last announced threads need.
+    /// The memory that the announced threads need. It never grows: a hook that waits for the
+    /// allocator waits for a thread that forks, has locked the allocator and waits for the hook.
     words: Mutex<Vec<Range<usize>>>,
 }
+
+/// More threads than these tests make.
+const THREADS_MAX: usize = 4096;
 
 impl ForkHooks for Counting {
     fn stack(&self) -> &Region {
@@ -43,7 +47,9 @@ impl ForkHooks for Counting {
     }
 
     fn thread_starts(&'static self, words: Range<usize>) {
-        self.words.lock().unwrap().push(words);
+        let mut all = self.words.lock().unwrap();
+        assert!(all.len() < all.capacity(), "a hook must not allocate");
+        all.push(words);
     }
 }
 
@@ -62,7 +68,7 @@ fn hooks() -> &'static Counting {
         parent: AtomicU32::new(0),
         failed: AtomicU32::new(0),
         child: AtomicU32::new(0),
-        words: Mutex::default(),
+        words: Mutex::new(Vec::with_capacity(THREADS_MAX)),
     });
     INSTALLED.get_or_init(|| {
         patches::install();
