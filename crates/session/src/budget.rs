@@ -51,16 +51,17 @@ pub(crate) const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 /// Time in nanoseconds without freed memory in the tree after which a process stops waiting for
 /// others.
 const YIELD_NS: u64 = 300_000_000;
-/// Time in nanoseconds for which a process waits for others while the tree is over its limit, or
-/// after its processes share less than before. After that, waiting is known to help nobody, until
-/// the tree has been within its limit for [`RECOVERY_NS`]: one that hovers at its limit would wait
-/// at each write to a shared page.
+/// Time in nanoseconds for which a process waits for others while the tree is over its limit. After
+/// that, waiting is known to help nobody, until the tree has been within its limit for
+/// [`RECOVERY_NS`]: one that hovers at its limit would wait at each write to a shared page.
 const MAX_YIELD_NS: u64 = 2_000_000_000;
 const RECOVERY_NS: u64 = 1_000_000_000;
-/// Number of bytes by which the processes must share less than before for [`MAX_YIELD_NS`] to begin
-/// again: 4 MiB. Reclaim of shared pages frees nothing before the last process has swapped them
-/// out, and that may take longer.
+/// A process waits longer while the tree's processes share 4 MiB less in each 40 ms. Reclaim of
+/// shared pages frees nothing before the last process has swapped them out, which may take longer
+/// than [`MAX_YIELD_NS`]. Slower reclaim is not worth waiting for: a tree whose data does not
+/// compress into its limit waited at each swap-in, and took five times as long.
 const UNSHARED_BYTES: u64 = 4 << 20;
+const UNSHARING_NS: u64 = 40_000_000;
 /// Maximum number of processes of a tree for which that holds. Many processes that fork all the
 /// time share less and less all the time, and their agents may not fit into the limit.
 const MAX_UNSHARING: u32 = 16;
@@ -422,13 +423,14 @@ impl Budget {
         })
     }
 
-    /// Returns whether the tree is over its limit, not for long unless its processes share less and
-    /// less, and some process of it has freed memory recently.
+    /// Returns whether the tree is over its limit, not for long unless its processes quickly share
+    /// less and less, and some process of it has freed memory recently.
     pub fn is_shrinking(&self) -> bool {
         self.update_others();
         let now = now_ns();
-        let is_recent = |since: u64| now.saturating_sub(since.max(self.unshared_ns.load(Relaxed))) < MAX_YIELD_NS;
-        self.update_exceeded_since().is_some_and(is_recent) && now.saturating_sub(self.control.shrunk_ns()) < YIELD_NS
+        let is_unsharing = now.saturating_sub(self.unshared_ns.load(Relaxed)) < UNSHARING_NS;
+        let is_worth_waiting = |since: u64| is_unsharing || now.saturating_sub(since) < MAX_YIELD_NS;
+        self.update_exceeded_since().is_some_and(is_worth_waiting) && now.saturating_sub(self.control.shrunk_ns()) < YIELD_NS
     }
 
     /// Gives `pages` back to the budget.
