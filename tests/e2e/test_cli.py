@@ -130,7 +130,7 @@ def test_summary_is_one_line_on_stderr():
     assert line.startswith("foliomem: peak "), got.err
 
 
-HOLD = "import mmap, time; held = {}; held.write(b'x' * (60 << 20)); time.sleep(1.5); print('held')"
+HOLD = "import mmap, time; held = {}; [held.write(b'x' * (1 << 20)) for _ in range(60)]; time.sleep(1.5); print('held')"
 
 
 @foliomem_only

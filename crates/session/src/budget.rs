@@ -430,7 +430,8 @@ impl Budget {
         let now = now_ns();
         let is_unsharing = now.saturating_sub(self.unshared_ns.load(Relaxed)) < UNSHARING_NS;
         let is_worth_waiting = |since: u64| is_unsharing || now.saturating_sub(since) < MAX_YIELD_NS;
-        self.update_exceeded_since().is_some_and(is_worth_waiting) && now.saturating_sub(self.control.shrunk_ns()) < YIELD_NS
+        self.update_exceeded_since().is_some_and(is_worth_waiting)
+            && now.saturating_sub(self.control.shrunk_ns()) < YIELD_NS
     }
 
     /// Gives `pages` back to the budget.

@@ -22,7 +22,9 @@
 
 #define PAGE 4096UL
 #define LENT_PAGES 256UL
-#define PRESSURE_PAGES (192UL << 8)
+// The first before anything is swapped out, the second after.
+#define ROUNDS 2
+#define PRESSURE_PAGES (96UL << 8)
 #ifndef MSG_ZEROCOPY
 #define MSG_ZEROCOPY 0x4000000
 #endif
@@ -254,9 +256,9 @@ static size_t through_socket(const char *how, char *at, uint64_t salt) {
 int main(int argc, char **argv) {
     const char *how = argc > 1 ? argv[1] : "vmsplice";
     size_t wrong = 0;
-    char *at[3];
+    char *at[ROUNDS];
     if (argc > 2) press();
-    for (uint64_t round = 0; round < 3; round++) {
+    for (uint64_t round = 0; round < ROUNDS; round++) {
         at[round] = map(LENT_PAGES);
         fill(at[round], LENT_PAGES, round);
         if (!strcmp(how, "child") || !strcmp(how, "onward")) {
