@@ -94,12 +94,10 @@ def test_a_trace_that_cannot_be_written_is_said_before_the_program_runs():
     assert got.code == 125 and got.out == b"" and "/nowhere/x.mft" in got.err, got.err
 
 
-# Beside other programs a run meets other faults than the recorded one: up to 1.9 times as many swap-ins and 8 times as many faults.
-@alone
-def test_a_limited_run_can_be_recorded_too(tmp_path):
-    trace = tmp_path / "limited.mft"
+def recorded_and_replayed(trace):
+    """Counters of a run that is recorded within 64 MiB, and of its replay within that."""
     argv = [PYTHON, str(PROGRAMS / "big_array.py"), "96"]
-    stats = tmp_path / "limited.json"
+    stats = trace.with_suffix(".json")
     options = ["--limit", "64M", "--quiet", "--stats", str(stats)]
     got = cli("record", "-o", str(trace), *options, "--", *argv, timeout=60)
     assert got.code == 0 and got.out == plain(argv).out, got.err
@@ -107,10 +105,19 @@ def test_a_limited_run_can_be_recorded_too(tmp_path):
     assert all("thrashing" in line for line in got.err.splitlines()), got.err
     [run], said = replay(trace, "--limit", "64M")
     assert "recorded within" not in said, said
+    return json.loads(stats.read_text())["vmstat"], run["outcome"]
+
+
+# What the machine does meanwhile changes the faults that a run meets: up to 1.9 times as many swap-ins and 8 times as many
+# faults. So the middle one of three recordings counts.
+@alone
+def test_a_limited_run_can_be_recorded_too(tmp_path):
+    trace = tmp_path / "limited.mft"
+    pairs = [recorded_and_replayed(trace) for _ in range(3)]
     # What it has met is what is met again.
-    measured, replayed = json.loads(stats.read_text())["vmstat"], run["outcome"]
-    assert 0.6 < replayed["pswpin"] / measured["pswpin"] < 1.6, (replayed, measured)
-    assert 0.5 < replayed["pgmajfault"] / measured["pgmajfault"] < 2, (replayed, measured)
+    for counter, least, most in [("pswpin", 0.6, 1.6), ("pgmajfault", 0.5, 2)]:
+        ratios = sorted(replayed[counter] / measured[counter] for measured, replayed in pairs)
+        assert least < ratios[1] < most, (counter, ratios, pairs)
     # A little less is nearly as much.
     assert "recorded within" not in replay(trace, "--limit", "62M")[1]
     _, said = replay(trace, "--limit", "56M")
