@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conftest import clean_env
 
-# Under load a picture may come late.
+# Seconds to wait for something on the screen: it may come late on a loaded machine.
 PATIENCE = 60
 
 

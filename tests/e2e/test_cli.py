@@ -125,7 +125,7 @@ def test_terminal():
 def test_summary_is_one_line_on_stderr():
     got = cli("run", "--limit", "32M", "--", PYTHON, "-c", PRESSED).ok()
     assert got.out == b""
-    # A busy machine may let it wait, which has lines of its own.
+    # On a busy machine the run may wait for memory. It then prints lines that say so: they are left out.
     [line] = [line for line in got.err.splitlines() if "waiting for memory" not in line and "thrashing" not in line]
     assert line.startswith("foliomem: peak "), got.err
 

@@ -143,7 +143,7 @@ def lag_of_end(program, how, mib, limit):
     codes = {"killed": 137, "aborted": 134, "vfork": 137}
     texts = {"main-gone": b"ready\nOK\n", "vfork": b"ready\ny"}
     assert (got.code, got.out) == (codes.get(how, 0), texts.get(how, b"ready\n")), got.err
-    # What lives between two looks of this test may seem to end in another order.
+    # Processes that end between two polls may be seen in another order: the lag may be negative.
     return max(ends[pid] for pid in agents) - max(ends[pid] for pid in users)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import MIB, PROGRAMS, PYTHON, alone, assert_swapped, foliomem, foliomem_only, plain, same_as_plain, soak_only, start
 
-# A sample that comes late, or counts what moves meanwhile, is over the limit: no other test runs beside these.
+# A sample that is late, or counts moving pages twice, may be above the limit: these tests run alone.
 pytestmark = [foliomem_only, alone]
 # Shared memory counts too: it could hold what anonymous memory does not.
 KINDS = ("Pss_Anon:", "Pss_Shmem:")

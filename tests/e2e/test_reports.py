@@ -1,4 +1,4 @@
-"""A program finds itself as it would without foliomem: its threads, children, name spaces, filters and ends. The patterns
+"""A program finds itself as it would without foliomem: its threads, children, namespaces, filters and ends. The patterns
 come from public bug reports of comparable tools. Each program checks itself and its memory, most of which is swapped out."""
 import os
 import shutil

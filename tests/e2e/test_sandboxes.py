@@ -1,4 +1,4 @@
-"""Trees of sandboxes: name spaces, empty root directories, credentials, filters, as browsers and bubblewrap make them."""
+"""Trees of sandboxes: namespaces, empty root directories, credentials, filters, as browsers and bubblewrap make them."""
 import os
 import shutil
 
@@ -40,7 +40,7 @@ def check(argv, torture, lines=1, run=None):
 def test_a_sandboxed_process_has_its_memory_and_sees_no_companion(built, how, lines, torture):
     program = built("sandboxed.c")
     if plain([program, 1, how]).code != 0:
-        pytest.skip("this machine allows no such name spaces")
+        pytest.skip("this machine allows no such namespaces")
     check([program, size(torture), how], torture, lines)
 
 

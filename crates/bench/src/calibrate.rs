@@ -172,8 +172,8 @@ impl Machine {
     }
 }
 
-/// Measures the scan of a cluster that has no room for a folio: every folio's range of its slots
-/// has one slot in use.
+/// Measures the scan of a cluster that has no room for a folio: in each aligned range of slots that
+/// could hold one, one slot is in use.
 fn cluster_ns() -> Result<f64, Error> {
     let device = SwapDevice { slots: CLUSTERS * CLUSTER_SLOTS, discard: Discard::Never };
     let (swap, cpu) = (SwapClusters::new(device, 1, Strategy::ClusterLists), CpuNumber(0));

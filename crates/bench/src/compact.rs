@@ -158,7 +158,7 @@ impl World {
         true
     }
 
-    /// Fills the arena with folios of up to `most` until `frames` are free.
+    /// Allocates folios of random orders up to `most` until at most `frames` frames are free.
     fn fill_to(&mut self, frames: u32, most: Order) {
         while self.homes.empty_frames() > frames {
             let wanted = self.random.order(most);

@@ -50,7 +50,7 @@ impl Page<'_> {
         self.sample(name, "", value);
     }
 
-    /// Adds counters of the kernel's names.
+    /// Adds counters under the names that the kernel has for them.
     fn counters<'c>(&mut self, prefix: &str, fields: impl Iterator<Item = (&'static str, &'c Counter)>) {
         for (field, counter) in fields {
             let (name, help) = (format!("{prefix}_{field}"), format!("{field} of {prefix} in the statistics."));

@@ -172,8 +172,8 @@ fn elf_unfit(file: &File, start: &[u8]) -> Option<Unfit> {
     Some(if is_go { Unfit::GoWithoutCgo } else { Unfit::Static })
 }
 
-/// Returns the types of an ELF file's segments, with the first bytes of each: of a file for this
-/// architecture, as far as it can be read.
+/// Returns the type and the first bytes of each segment of an ELF file for this architecture. Stops
+/// at the first program header that cannot be read.
 fn segments(file: &File, start: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
     let table = u64::from_le_bytes(start.get(32..40)?.try_into().ok()?);
     let count = u64::from(u16::from_le_bytes(start.get(56..58)?.try_into().ok()?)).min(elf::MAX_SEGMENTS);

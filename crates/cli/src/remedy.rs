@@ -1,4 +1,5 @@
-//! The line that mends what a check has found, by the place where foliomem runs.
+//! Remedies: the command or setting that fixes what a check has found, for the place where foliomem
+//! runs (Docker, Podman, Kubernetes, systemd, or a bare host).
 
 use std::ffi::OsString;
 use std::fs;

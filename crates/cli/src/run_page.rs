@@ -54,7 +54,7 @@ figure { width: 100%; }
 }
 @media print { body { margin: 0; max-width: none; font-size: 11px; } figure, tr, dl div { break-inside: avoid; } h2 { break-after: avoid; } }
 ";
-/// Below this share of its time, in per cent, a run hardly waits for memory.
+/// A run that waited for memory for less than this percentage of its time hardly waited.
 const LITTLE_PERCENT: f64 = 5.0;
 
 /// The figures and events of a run that has ended.

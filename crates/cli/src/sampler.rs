@@ -235,7 +235,7 @@ impl Name {
     }
 }
 
-/// Returns the parent's pid and the name that a `stat` of `/proc` has.
+/// Returns the parent's pid and the name of a process, by the text of its `/proc/PID/stat`.
 fn parse_stat(stat: &str) -> Option<(u32, String)> {
     // The name may contain parentheses and spaces.
     let (head, fields) = stat.rsplit_once(')')?;

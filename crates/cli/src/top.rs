@@ -199,7 +199,7 @@ impl Live {
     fn suspend(&mut self) {
         give_back();
         self.is_suspended = true;
-        // It may always stop itself.
+        // A process may always send itself a signal: this does not fail.
         let _ = kill_process(getpid(), Signal::STOP);
     }
 

@@ -39,7 +39,7 @@ impl Control {
         } else if memory.unmanaged_pages > min_pages.max(UNMANAGED_MIN_PAGES) {
             Excess::Unmanaged
         } else if self.tree_compressed_bytes() <= self.limit_bytes() {
-            // A limit that the data would fit in.
+            // If all data were compressed, it would fit into the limit.
             if memory.shared_pages > min_pages { Excess::Shared } else { Excess::SlowReclaim }
         } else if swap.clusters() > 0 && swap.was_reported(Event::Full) {
             Excess::SwapFull

@@ -83,7 +83,8 @@ shared_words! {
         pub(crate) failure: Message,
         pub(crate) notices_used: AtomicU32,
         pub(crate) notices: [Message; MAX_NOTICES],
-        /// The pid of the process that holds the totals' lock; 0 if the lock is free.
+        /// The pid of the process that holds the lock of `totals`, the counters of ended processes;
+        /// 0 if the lock is free.
         pub(crate) totals_owner: AtomicU32,
         /// The supervisor's exit notice: the kernel marks this word when the supervisor ends.
         pub(crate) supervisor: AtomicU32,

@@ -12,8 +12,9 @@ use rustix::process::Pid;
 use std::sync::atomic::Ordering;
 
 impl Control {
-    /// Leaves the exit notice of the supervisor. The calling thread must live as long as the
-    /// supervisor. The run is abandoned if that thread ends before [`Control::end_run`].
+    /// Makes the end of the calling thread known to all agents: the kernel then marks a word of the
+    /// segment. If the thread ends before [`Control::end_run`], the run is abandoned, so it must
+    /// live as long as the supervisor.
     pub fn supervise(&'static self) {
         let notice = Box::leak(Box::<process_exit_notice::ProcessExitNotice>::default());
         notice.leave(&self.header.supervisor, rustix::thread::gettid());

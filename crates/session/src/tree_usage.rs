@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Maximum number of reads of sizes that change all the time, until two in a row agree.
 const MAX_READS: u32 = 16;
 
-/// Stored bytes that tell how well the data of a tree compresses.
+/// Minimum size of the stored data, uncompressed, from which the tree's compression ratio is known.
 const MIN_STORED_BYTES: u64 = 1 << 20;
 
 /// Peaks of a run, in bytes.
@@ -77,8 +77,8 @@ impl Control {
         }
     }
 
-    /// Raises a limit that follows the need to the tree's current need; does nothing to a fixed
-    /// limit.
+    /// If the limit follows the need (`need/N`), raises it to the tree's current need divided by N,
+    /// at most to the largest allowed limit. A fixed limit stays as it is.
     pub fn follow_need(&self) {
         if let Some(divisor) = NonZeroU32::new(self.header.settings.need_divisor.load(Ordering::Relaxed)) {
             let needed_bytes = self.tree_needed_bytes();

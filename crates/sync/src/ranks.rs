@@ -115,7 +115,7 @@ mod checks {
 
     /// Maximum number of threads that are checked at a time.
     const THREADS: usize = 1024;
-    /// Number of entries that a thread tries. It is not checked if other threads own all of them.
+    /// Number of entries that a thread tries. The thread is not checked if others own all of them.
     const PROBES: usize = 16;
 
     /// The locks that a thread holds. Relaxed accesses suffice, because only the owner changes the

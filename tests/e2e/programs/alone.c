@@ -27,11 +27,11 @@ static int status_of(pid_t child) {
     return status;
 }
 
-// ---- name spaces ----
+// ---- namespaces ----
 
 static const char *user_namespace(void) { return unshare(CLONE_NEWUSER) ? say("unshare(CLONE_NEWUSER)") : NULL; }
 
-/* A mount name space is entered only by a process that shares its directories with nobody. */
+/* A mount namespace is entered only by a process that shares its directories with nobody. */
 static const char *mount_namespace(void) {
     int ready[2];
     if (pipe(ready)) return say("pipe");

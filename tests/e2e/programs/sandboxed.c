@@ -13,7 +13,7 @@
  *      early-user      likewise, before it fills its memory
  *      early-undumped  says that it is not to be dumped, before it fills its memory
  *      check      the memory and the waits of this process only
- *      again      this program, with `check`, in the name spaces of `zygote` */
+ *      again      this program, with `check`, in the namespaces of `zygote` */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

@@ -26,8 +26,8 @@ fn discard(start: usize, len: usize) {
     }
 }
 
-/// Passes advice about huge pages and forks to the runtime if the kernel has accepted it. The
-/// kernel accepts it also if it fails because a part of the range is not mapped.
+/// Passes advice about huge pages and forks to the runtime if the kernel has applied it. A call
+/// that fails with ENOMEM, because a part of the range is not mapped, applies it to the rest.
 pub(super) fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, result: R) -> R {
     let advice = match advice {
         libc::MADV_HUGEPAGE => Madvice::HugePages(Advice::Huge),

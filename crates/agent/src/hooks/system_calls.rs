@@ -45,7 +45,8 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
     )
 }
 
-/// Treats all calls of `syscall`, except forks of a patched C library.
+/// Handles each call of the C library's `syscall`, except forks if the C library is patched: those
+/// do not come here.
 unsafe extern "C" fn syscall_hooked(
     number: c_long,
     a: usize,

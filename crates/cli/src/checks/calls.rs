@@ -9,7 +9,7 @@ use foliomem_sys::system_checks::{self, resources as probes};
 use rustix::io::Errno;
 use std::fs;
 
-/// The memory that the processes of a run share.
+/// Checks whether the memory that the processes of a run share can be made (memfd_create(2)).
 pub fn shared_memory(by: By) -> Finding {
     const WHAT: &str = "shared memory";
     match calls::probe(Call::MemfdCreate, by) {

@@ -19,7 +19,8 @@ const TRIES: u32 = 16;
 pub enum Resumed {
     /// The block is resident, apart from what cannot return ahead of use.
     Block,
-    /// There is no room for a block, or nothing may return ahead of use. Resuming is over.
+    /// There is no room for a block, or the program can discard pages unnoticed, so that a page may
+    /// return only when it is touched. Resuming is over.
     NoRoom,
 }
 

@@ -484,7 +484,8 @@ impl Zspages {
         self.piece_in(zspage, slot)
     }
 
-    /// Returns an isolated zspage to its list, or returns its frames if it is empty now.
+    /// Puts an isolated zspage back on its list. If it is empty now, closes it and returns its
+    /// frames.
     pub(super) fn put_back(&self, class: ClassId, zspage: ZspageId) -> Option<Extent> {
         let mut guard = self.classes[class.index()].lock();
         let descriptor = self.descriptor(zspage);

@@ -95,7 +95,7 @@ pub struct State {
     pub frames_escape: bool,
     /// Whether the engine reported that the arena is full.
     pub arena_is_full: bool,
-    /// Number of compressed pieces.
+    /// Number of calls of `compress` since a test last reset it.
     pub compressions: u64,
     /// Whether the next read finds a corrupted piece.
     pub corrupt_next: bool,

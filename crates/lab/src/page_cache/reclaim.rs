@@ -21,7 +21,8 @@ impl PageCache {
     /// Frees at least `pages` pages if possible; returns the number of freed pages.
     pub(super) fn reclaim(&mut self, pages: u32) -> u32 {
         let (mut freed, mut not_written) = (0, 0);
-        // If none of the remaining folios can be written back, there is no memory for their copies.
+        // To write a dirty folio back may take free pages for its copy. When all folios that are
+        // left have failed for lack of such pages, reclaim ends.
         while freed < pages && not_written <= self.folios.table.get_mut().listed_pages(List::Inactive) {
             self.deactivate();
             let Some(id) = self.folios.table.get_mut().pop(List::Inactive) else { break };

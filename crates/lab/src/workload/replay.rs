@@ -2,10 +2,10 @@
 //! ([`foliomem_trace`]).
 //!
 //! - The trace has every touch of pages that the limit had made non-resident, and everything read
-//!   ahead. It does not have touches of resident pages. The run itself found out whether a page was
-//!   in use until it was evicted, by staging it ([`residency`]). Such a page is touched after the
-//!   engine stages it in the replay, after a delay like those of other pages, once for each time
-//!   that it became resident. All these touches only read.
+//!   ahead. It has no touches of resident pages. But the run staged each page before it evicted
+//!   it, and so learned whether the page was still in use ([`residency`]). When the replay stages
+//!   a page that was in use, it touches the page after a delay that is typical of the run, once
+//!   for each time that the page became resident in the run. These touches only read.
 //! - Other pages that were resident in the run but are not in the replay are touched by chance in
 //!   their place ([`chance`]).
 //! - A trace without a limit has every touch.

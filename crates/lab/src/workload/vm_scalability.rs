@@ -33,7 +33,7 @@ pub struct VmScalability {
     /// The choice among free runs of an order.
     #[serde(deserialize_with = "free_runs")]
     free_runs: Pick,
-    /// How many times the size of memory is read or written.
+    /// How much is read or written, as a multiple of the size of memory.
     memories: Within<1, 1024>,
 }
 

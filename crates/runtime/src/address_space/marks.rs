@@ -29,7 +29,8 @@ use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The marks of a process: whether they are set and count, and the pages without one.
+/// The marks of a process: whether pages get marks, whether a missing mark means that the content
+/// is stale, and which pages have none.
 #[derive(Debug)]
 pub(crate) struct Marks {
     can_guard: bool,

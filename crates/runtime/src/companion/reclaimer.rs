@@ -305,7 +305,7 @@ impl Reclaimer {
     }
 
     /// Recompresses idle pieces as long as no thread needs memory or waits for a CPU. Returns how
-    /// long to pause.
+    /// long to pause then.
     fn recompress(&mut self, kicked: u32) -> Option<Duration> {
         let loadavg = self.runtime.context.files.as_ref()?.loadavg.as_ref()?;
         let engine = &self.activated.engine;

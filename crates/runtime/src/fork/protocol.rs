@@ -2,7 +2,7 @@
 //!
 //! | # | actor | step |
 //! |---|---|---|
-//! | 1 | forking thread | makes a patched call (`fork::entry`) or a trapped one (`fork::trap`) |
+//! | 1 | forking thread | makes a call that is patched or trapped (`sys::interception`) |
 //! | 2 | forking thread | may ask for descriptors, requests the fork, waits (`Quiesce::request`) |
 //! | 3 | monitor | keeps that thread's control block resident, and closes the gate ([`quiesce`]) |
 //! | 4 | monitor | receives all pending mapping events, and lends the swap file's slots |

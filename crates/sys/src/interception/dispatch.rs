@@ -398,8 +398,8 @@ struct OnStack {
 /// Forks between the hooks. The trap is over in parent and child.
 fn fork_and_disarm(trap: &'static Trap, registers: &mut Registers<'_>, call: ForkCall) {
     let mut disposition = forking();
-    // SAFETY: `trap_forks` has stored the address of a reference on this thread's stack, and does
-    // not return before this call.
+    // SAFETY: `trap_forks` stored the address of its own variable. This handler runs inside a
+    // system call that `trap_forks` leads to, so the variable still exists.
     let hooks = unsafe { *trap.hooks.load(Ordering::Relaxed) };
     let stack = hooks.stack();
     let mut on_stack = OnStack { call, hooks, needed: thread_control_block::pages(&thread_control_block::own()) };

@@ -68,8 +68,8 @@ const C_LIBRARY: &CStr = c"libc.so.6";
 const REACH_BYTES: usize = (1 << 31) - (64 << 20);
 /// Size to which the code of a stub is allocated, in bytes; no stub is longer.
 const STUB_BYTES: usize = 176;
-/// Number of words at the start of a page of stubs: the address of the entry, and that of the flag
-/// of calls that lend pages.
+/// Number of words at the start of a page of stubs: the address of the entry function, and that of
+/// the flag that a stub sets before a call that may give the kernel references to pages.
 const WORDS: usize = 2;
 /// `MADV_GUARD_INSTALL`, since Linux 6.13.
 pub const GUARD_INSTALL: u8 = 102;

@@ -14,12 +14,12 @@ from foliomem._command import Size, command, ctl, outside_environment
 
 # How far beyond the limit a run may be for a moment (1/32): reclaim needs a little memory to free more.
 TOLERANCE = 1 + 1 / 32
-# A run that is further beyond it for so long has data that does not fit. Where much is touched at once reclaim may be late.
+# A run that is beyond that for longer than this has data that does not fit. Reclaim may be late for a shorter time.
 LASTING_NS = 1_000_000_000
 # The same for a run that is beyond it by a quarter.
 FAR = 1.25
 LASTING_FAR_NS = 300_000_000
-# The same in these many times that, where the data compresses well enough to fit: reclaim lacks CPUs.
+# Where the data compresses well enough to fit, reclaim lacks CPUs: the run may be beyond its limit this many times as long.
 PATIENCE = 5
 # A level ends when its figure is this share below what began it.
 HYSTERESIS = 0.95

@@ -1,5 +1,5 @@
-//! The player: it does on the lab's machine what a recorded run did at each event of its trace, and
-//! the touches that the trace does not have.
+//! The player: it repeats on the lab's machine what a recorded run did at each event of its trace,
+//! and adds the touches that the trace does not have.
 
 use super::chance::Chance;
 use super::memory::Unmanaged;
