@@ -126,5 +126,10 @@ def test_a_child_lacks_what_the_parent_has_left_out_of_forks(built, when, tortur
     is_right(built("fork_left_out.c"), when, torture=torture)
 
 
+def test_a_child_has_what_lies_beside_memory_that_is_left_out(built, torture):
+    """All managed memory is left out of forks that the agent does not see, which merges mappings that advice keeps apart."""
+    is_right(built("fork_beside.c"), torture=torture)
+
+
 def test_advice_of_another_process_changes_no_content(built, torture):
     is_right(built("remote_advice.c"), torture=torture)

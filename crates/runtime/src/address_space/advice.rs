@@ -161,8 +161,9 @@ impl Advices {
         waiting.insert_advised(mapping, advice);
     }
 
-    /// Adds `part` of `mapping` to the managed ranges, with the advice that holds for it.
-    pub fn adopt(&self, managed: &Ranges, part: Range<usize>, mapping: Range<usize>) {
+    /// Returns the advice that holds for `part` of `mapping`, which becomes managed. The mapping is
+    /// as the kernel showed it before the part was left out of forks.
+    pub fn of_adopted(&self, managed: &Ranges, part: &Range<usize>, mapping: &Range<usize>) -> RangeAdvice {
         let waiting = self.waiting.lock();
         // A mapping that has grown keeps its advice.
         let known = managed.advised_within(mapping.clone()).first().map(|known| known.advice);
@@ -173,7 +174,7 @@ impl Advices {
             if whole { first } else { RangeAdvice::default() }
         });
         waiting.remove(part.clone());
-        managed.insert_in(&mapping, part, advice);
+        advice
     }
 
     /// Returns the parts of the managed ranges that forks copy.
@@ -247,7 +248,8 @@ mod tests {
             // Advice about the rest has waited for its adoption.
             advices.receive(&managed);
             let rest = PAGES / 2..PAGES;
-            advices.adopt(&managed, rest.clone(), rest.clone());
+            let advice = advices.of_adopted(&managed, &rest, &rest);
+            managed.insert_in(&rest, rest.clone(), advice);
             let first = expected[rest.start];
             let same = expected[rest.clone()].iter().all(|&other| other == first);
             let whole = if same { first } else { RangeAdvice::default() };

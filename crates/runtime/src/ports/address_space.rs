@@ -252,11 +252,14 @@ impl AddressSpace {
     /// Adds `part` of `mapping`, which is registered, to the managed ranges. The caller holds the
     /// lock of the mappings, and no change is under way.
     pub fn adopt_range(&self, part: Range<usize>, mapping: Range<usize>) {
+        let advice = self.advices.of_adopted(&self.ranges, &part, &mapping);
         memory_advice::set_forks(&part, Forks::LeaveOut);
-        // The kernel may have merged the mapping with one that has grown.
+        // The kernel may have merged the mapping with an adjacent one, as it did for the program or
+        // would have done, because all managed memory is left out of forks. The program's advice
+        // about the adjacent one does not hold for this one.
         let mapping = maps::query(&self.attachment.descriptors().maps, part.start).unwrap_or(mapping);
         self.registered.insert_in(&mapping, part.clone(), RangeAdvice::default());
-        self.advices.adopt(&self.ranges, part, mapping);
+        self.ranges.insert_in(&mapping, part, advice);
     }
 
     /// Keeps other threads from receiving messages and from moving pages.
