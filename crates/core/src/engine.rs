@@ -16,7 +16,7 @@
 //! lock, with its pages marked busy; [`crate::page_table`] says who owns what then. Lock order: one
 //! block, then leaves (free frames, queues, slots, store). No thread holds two block locks.
 
-mod ahead;
+mod background;
 mod backoff;
 mod check;
 mod claims;
@@ -26,8 +26,8 @@ mod first_touch;
 mod map_in;
 mod mapping;
 mod migrate;
-mod pacing;
 mod partial;
+mod read_ahead;
 mod reclaim;
 mod recompress;
 mod restore;

@@ -3,7 +3,7 @@
 //! Blocks are read ahead one after the other, as a stream would be. Unlike a stream, resuming stops
 //! before the room is so low that reclaim begins: it would swap out again what has just returned.
 //!
-//! Locks: as for readahead ([`super::ahead`]).
+//! Locks: as for readahead ([`super::read_ahead`]).
 
 use super::Engine;
 use crate::ports::Ports;

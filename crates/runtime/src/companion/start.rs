@@ -1,7 +1,8 @@
 //! The start of a companion, by the program's first thread or by the child's thread after a fork.
 //!
 //! The starting thread waits until the monitor answers. It takes no lock; the monitor is the
-//! companion's only thread until it has answered.
+//! companion's only thread until it has answered. The process itself is made by
+//! [`foliomem_sys::companion_process`].
 
 use crate::address_space::lent_pages::Table;
 use crate::companion::activated::Activation;
