@@ -76,6 +76,10 @@ def test_a_filter_of_the_program_leaves_its_memory_alone(built, filter, when, to
     is_right([built("filtered.c"), filter, when, mib(torture)], torture)
 
 
+def test_a_filter_kills_no_fork_whose_system_call_writes_ids(built, torture):
+    is_right([built("filtered_clone.c"), 4 * mib(torture)], torture)
+
+
 @pytest.mark.parametrize("how", ["stop", "group", "trace", "seize"])
 def test_memory_of_a_stopped_program_can_be_read(built, how, torture):
     is_right([built("stopped.c"), how, mib(torture)], torture)

@@ -1,10 +1,10 @@
 //! Fork calls: reading the arguments of a fork, and making the fork between the hooks.
 //!
 //! The arguments are stored in the form of clone3(2). The kernel must not write to the program's
-//! memory while the agent is quiesced. So the agent stores the thread ids that the program wants
-//! after the fork. Invalid arguments get the kernel's error for them.
+//! memory while the agent is quiesced. So the agent itself stores the requested thread ids, after
+//! the fork. A call with invalid arguments fails with the kernel's error.
 //!
-//! There is no lock. The callers, `entry` and `dispatch`, hold theirs over the fork.
+//! There is no lock. The callers, `entry` and `dispatch`, hold their own locks over the fork.
 
 use crate::interception::entry::note_shared_memory;
 use crate::region::Region;
@@ -31,8 +31,8 @@ pub trait ForkHooks: Sync {
     fn parent_after(&'static self, outcome: ForkOutcome);
     /// Runs in the child, whose only thread is the calling one.
     fn child_after(&'static self);
-    /// Runs before the program makes a thread that needs `words` to be resident until it ends. They
-    /// need not be addresses of memory. A filter may forbid all calls but those for threads.
+    /// Runs before the program makes a thread that needs `words` to be resident until it ends. The
+    /// addresses may be unmapped. A filter may forbid all system calls but those that make threads.
     fn thread_starts(&'static self, words: Range<usize>);
     /// Runs before the process ends itself. Nothing may touch memory of the program afterwards. The
     /// calling process may also be a child of `vfork(2)`.
@@ -56,8 +56,8 @@ pub const NEEDS_WORDS: u32 = raw::CLONE_SETTLS | raw::CLONE_CHILD_CLEARTID;
 /// End of the addresses that a program can have.
 const ADDRESSES_END: usize = 1 << 47;
 
-/// What must be resident while a child that shares the memory runs: the kernel writes to it when
-/// the child ends, and a debugger reads it as soon as the child exists.
+/// The words that must be resident while a child that shares the memory runs: the kernel writes to
+/// them when the child ends, and a debugger reads them as soon as the child exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NeededWords {
     /// Address of the child's control block (CLONE_SETTLS).
@@ -67,7 +67,7 @@ pub struct NeededWords {
 }
 
 impl NeededWords {
-    /// Returns what the child of a call with `arguments` needs.
+    /// Returns the words that the child of a call with `arguments` needs.
     fn of(arguments: &raw::clone_args) -> NeededWords {
         let address = |flag: u32, address: u64| {
             let is_named = arguments.flags & u64::from(flag) != 0 && (1..ADDRESSES_END as u64).contains(&address);
@@ -79,7 +79,7 @@ impl NeededWords {
         }
     }
 
-    /// Tells `hooks` what must be resident from here on.
+    /// Notifies `hooks` of the words that must be resident from here on.
     pub fn announce(self, hooks: &'static dyn ForkHooks) {
         let block = self.block.map(|start| start..start + BLOCK_BYTES);
         let cleared = self.cleared.map(|start| start..start + size_of::<i32>());
@@ -96,8 +96,8 @@ impl NeededWords {
 const MAX_TIDS: usize = 32;
 /// Maximum size of `struct clone_args` in bytes; the kernel refuses a larger one.
 const MAX_CLONE_ARGS_BYTES: usize = 4096;
-/// Minimum size of `struct clone_args` in bytes, that of its first version; the kernel refuses a
-/// smaller one.
+/// Minimum size of `struct clone_args` in bytes: the size of its first version. The kernel refuses
+/// a smaller one.
 const MIN_CLONE_ARGS_BYTES: usize = 64;
 
 /// The kind of a system call that may be a fork.
@@ -105,11 +105,10 @@ const MIN_CLONE_ARGS_BYTES: usize = 64;
 pub enum CallKind {
     /// A fork.
     Fork(ForkCall),
-    /// The child shares the memory: it is a thread, or a process like that. The caller makes the
-    /// call unchanged, after [`NeededWords::announce`].
+    /// The child shares the memory: it is a thread, or a process made with CLONE_VM. The caller
+    /// makes the call unchanged, after [`NeededWords::announce`].
     Shared(NeededWords),
-    /// The call is not about a child, or the kernel refuses it. The caller makes the call
-    /// unchanged.
+    /// The call makes no child, or the kernel refuses it. The caller makes the call unchanged.
     Other,
     /// The call fails with this error.
     Invalid(Errno),
@@ -176,7 +175,7 @@ impl ForkCall {
         Self::of(number, arguments)
     }
 
-    /// Makes a fork call of arguments without CLONE_VM.
+    /// Makes a fork call from `arguments`, which lack CLONE_VM.
     fn of(number: u32, arguments: raw::clone_args) -> CallKind {
         let has = |flag: u32| arguments.flags & u64::from(flag) != 0;
         let address = |wanted: bool, address: u64| if wanted { address as usize } else { 0 };
@@ -307,7 +306,7 @@ pub fn note_filter() {
     HAS_FILTER.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether such a filter is known.
+/// Returns whether a filter is known ([`note_filter`]).
 pub fn has_filter() -> bool {
     HAS_FILTER.load(Ordering::Relaxed)
 }
@@ -322,9 +321,9 @@ pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno>
         Ok(len) if len == bytes.len() => Ok(()),
         Ok(_) | Err(Errno::FAULT) => Err(Errno::FAULT),
         Err(_) => {
-            // The kernel refuses the call, or a filter might kill the process for it. The arguments
-            // of nearly all forks are valid.
-            // SAFETY: the program passes an address of that many bytes to its own system call.
+            // SAFETY: the kernel refuses process_vm_readv(2), or a filter might kill the process
+            // for it, so the address stays unchecked. The arguments of nearly all forks are valid:
+            // the program passes an address of that many bytes to its own system call.
             unsafe {
                 let source = std::ptr::with_exposed_provenance::<u8>(address);
                 std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len());
@@ -345,16 +344,16 @@ fn rewrite_memory(address: usize) -> Result<(), Errno> {
 /// Writes `value` to an address at which the program asked its system call to write. Fails with
 /// `FAULT` if it cannot be written.
 fn write_memory(address: usize, value: i32) -> Result<(), Errno> {
-    let own = thread_control_block::own();
-    if !own.contains(&address) {
+    // A filter might kill the process for the call.
+    if !has_filter() && !thread_control_block::own().contains(&address) {
         let bytes = value.to_ne_bytes();
         let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
         match copied(raw::__NR_process_vm_writev, &local, &remote) {
             Ok(len) if len == bytes.len() => return Ok(()),
             Ok(_) | Err(Errno::FAULT) => return Err(Errno::FAULT),
-            // The kernel refuses the call, or a filter might kill the process for it. The arguments
-            // of nearly all forks are valid.
+            // The kernel refuses process_vm_writev(2), so the address stays unchecked. The
+            // arguments of nearly all forks are valid.
             Err(_) => {}
         }
     }
