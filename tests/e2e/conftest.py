@@ -32,19 +32,19 @@ BIN = os.environ.get("FOLIOMEM_BIN") or str(REPO / "target/release/foliomem")
 PLAIN = BIN == "plain"
 LONG = os.environ.get("FOLIOMEM_LONG") == "1"
 PYTHON = sys.executable
-# Where the statistics of runs go: removed when the tests end.
+# Directory for the statistics of runs; it is removed when the tests end.
 STATS = tempfile.TemporaryDirectory(prefix="foliomem-stats-")
 RUNS = itertools.count()
 DEVICE = Path("/dev/userfaultfd")
-# Makes an ordinary user of root.
+# Prefix of a command that runs it as an ordinary user if the tests run as root.
 ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
 
 foliomem_only = pytest.mark.skipif(PLAIN, reason="needs foliomem itself")
-# Measures time, or takes all CPUs.
+# Marks tests that measure time or use all CPUs.
 alone = pytest.mark.alone
-# Of the cases of a test, only the first runs under torture, unless FOLIOMEM_LONG=1.
+# Marks tests of which only the first case runs under torture, unless FOLIOMEM_LONG=1.
 few_tortures = pytest.mark.few_tortures
-# Of a matrix, what is not the one representative that each run has.
+# Marks the cases of a test matrix that an ordinary run skips: it runs one representative.
 soak_only = pytest.mark.skipif(not LONG, reason="one of many: FOLIOMEM_LONG=1")
 # Modules and fixtures that change who may use userfaultfd on the machine.
 WHO_MAY = {"test_chromium", "test_sandboxes", "device_open_to_all", "userfaultfd_for_all"}
@@ -53,8 +53,8 @@ WHO_MAY = {"test_chromium", "test_sandboxes", "device_open_to_all", "userfaultfd
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: must not run beside other tests")
     config.addinivalue_line("markers", "few_tortures: only the first case runs under torture")
-    # Who starts the tests in the background or with nohup ignores these, and an ignored signal stays so in every
-    # program that is started.
+    # A shell that starts the tests in the background, and nohup, ignore these signals. Programs that the tests start
+    # would inherit that.
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -78,13 +78,13 @@ def pytest_collection_modifyitems(items):
 
 # ---- counters that have moved ----
 
-# Names of statistics that were not zero after some run: of this process, and in files of MOVED_FOLDER those of others.
+# Names of statistics that were not zero after some run of this process. Each test process writes its names to MOVED_FOLDER.
 MOVED = set()
 MOVED_FOLDER = os.environ.get("FOLIOMEM_MOVED")
 
 
 def counters(stats):
-    """The statistics by name: those of sizes under one name for all sizes, those of faults by kind."""
+    """Yields names and values of all statistics: nested ones without the folio size, faults as a count for each kind."""
     for key, value in stats.items():
         if not isinstance(value, dict):
             yield key, value
@@ -129,7 +129,7 @@ def clean_env(extra=None):
 
 
 def read_text(path):
-    """What a file of /proc says; empty where the process has ended."""
+    """Returns the text of a file of /proc; "" if the process has ended."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -137,7 +137,7 @@ def read_text(path):
 
 
 def backtraces(pid):
-    """Those of a process's threads, if gdb is there and is not made to wait itself: by memory that nobody brings in."""
+    """Returns the threads' backtraces by gdb, if installed. A timeout kills a gdb that blocks on swapped-out memory."""
     if not shutil.which("gdb"):
         return []
     argv = ["timeout", "-s", "KILL", "20", "gdb", "-p", pid, "-batch", "-ex", "thread apply all bt 16"]
@@ -146,7 +146,7 @@ def backtraces(pid):
 
 
 def where_it_hangs(pid):
-    """Every thread of a process group, and what it waits for."""
+    """Lists each thread of a process group with the system call and the kernel stack in which it waits."""
     lines = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         fields = read_text(stat).rpartition(")")[2].split()
@@ -280,7 +280,7 @@ def assert_swapped(result):
     stats = result.stats
     assert stats, f"no stats file; stderr: {result.err[-2000:]}"
     assert stats["vmstat"]["pswpout"] > 0 and stats["vmstat"]["pswpin"] > 0, stats["vmstat"]
-    # Beside other tests the agent may get no CPU while a program grows. How well a limit holds is tested alone.
+    # Other tests may take the CPU from the agent while a program grows. Only tests marked `alone` check limits strictly.
     slack = 48 * MIB if os.environ.get("PYTEST_XDIST_WORKER") else 16 * MIB
     allowed = stats["limit_bytes"] * 1.05 + slack * max(1, stats["processes"])
     assert stats["peak_bytes"] <= allowed, {k: stats[k] for k in ("limit_bytes", "peak_bytes", "need_peak_bytes", "processes")}

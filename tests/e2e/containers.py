@@ -21,13 +21,13 @@ CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_S
 ALLOWED_DEVICES = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)]
 DEVICE = Path("/dev/userfaultfd")
 NUMBERS = itertools.count()
-# crun refuses control groups of both versions at a time: those of version 2 are out of its sight.
+# crun refuses a system with control groups of both versions, so version 2 is unmounted for crun.
 PURE_GROUPS = ["unshare", "--mount", "sh", "-c", 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"', "sh"]
 LINKS = ("bin", "sbin", "lib", "lib64")
 
 
 def seccomp(profile, capabilities, allowed=(), forbidden=(), action="SCMP_ACT_ERRNO"):
-    """A filter as crun takes it, with some calls more and some less; `action` answers those."""
+    """A filter in crun's format, with some calls allowed and some forbidden. `action` applies to forbidden calls."""
     profile = json.loads(PROFILES[profile].read_text())
     calls = []
     for rule in profile["syscalls"]:

@@ -16,13 +16,13 @@ DEVICE = Path("dev/userfaultfd")
 PROGRAM = "rows = [b'x%07d' % i * 512 for i in range(16000)]\n" \
           "print(len(rows), '/memfd:foliomem-control' in open('/proc/self/maps').read())"
 LIMITED = ["foliomem", "run", "--limit", "32M", "--", "python3", "-c", PROGRAM]
-# What package managers, the tools for groups and udev keep for themselves.
+# Paths that package managers, group tools and udev change for themselves: comparisons ignore them.
 OTHERS = ("/var/lib/dpkg", "/var/log", "/var/cache", "/tmp", "/var/lib/rpm", "/root", "/etc/group-", "/etc/gshadow-", "/run/",
           "/dev/char")
 
 
 def entry(path):
-    """What a file is: its kind, who may use it, and its content."""
+    """The identity of a file for comparisons: mode, owner, group, device number and content."""
     found = path.lstat()
     content = os.readlink(path) if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
     return found.st_mode, found.st_uid, found.st_gid, found.st_rdev, content

@@ -62,7 +62,7 @@ def zombies(parent):
 
 
 def until(condition, seconds=5.0):
-    """Waits for something; whether it has come."""
+    """Waits until the condition is true. Returns whether it became true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -229,7 +229,7 @@ def kill_both_one_later(companion, guard, pause):
 
 
 def wrong(got):
-    """What the stress program found wrong, but for children that were stopped with the run."""
+    """The faults that the stress program reports, except for children that were killed with the run."""
     return [line for line in got.out.splitlines() if b"WRONG" in line and not line.endswith(b" ended with 0x9")]
 
 
@@ -293,13 +293,13 @@ def test_no_fork_and_no_companion_waits_for_a_killed_process(built, victim, mib,
     program = built("forks.c")
 
     def first(which, parent):
-        """The oldest child of `parent` among the processes `which`, 0 if there is none: later ones are of forks."""
+        """The oldest child of `parent` among `which`, or 0. Younger children come from forks of the program."""
         found = [(started(pid), pid) for pid in which if (stat(pid) or (0, 0))[1] == parent]
         return min((when, pid) for when, pid in [*found, (float("inf"), 0)] if when is not None)[1]
 
     for seed in range(KILLS * 2):
         chance = random.Random(f"{victim} {mib} {seed}")
-        # It forks until it is stopped: a run that goes on, or waits, ends with a failure of `finish`.
+        # The program forks until it is killed. If the run goes on or hangs, `finish` fails.
         run = start([program, mib, 1000], limit)
         run.wait_output(b"ready\n", 60)
         assert until(lambda: first(who_runs(program)[0], run.pid) and first(who_runs(program)[1], run.pid), 20)
@@ -320,7 +320,7 @@ def test_no_fork_and_no_companion_waits_for_a_killed_process(built, victim, mib,
 @pytest.mark.parametrize("where", ["child", "session", "alone"])
 def test_the_tree_ends_when_the_supervisor_is_killed(built, where):
     program = built("held.c")
-    # What a shell starts in the background reads nothing otherwise.
+    # A shell gives background commands /dev/null as stdin, so they read descriptor 3 instead.
     script = {"child": '"$@" <&3 & "$@" <&3 & "$@"', "session": 'setsid "$@" <&3 & "$@"', "alone": 'exec "$@"'}[where]
     piped = Piped(["sh", "-c", f"exec 3<&0; {script}; true", "sh", program, "wait", 8], "32M")
     count = {"child": 3, "session": 2, "alone": 1}[where]
@@ -367,5 +367,5 @@ def test_a_process_that_unmaps_everything_ends_alone(built, torture):
     program, mib = built("unmaps.c"), 4 if torture else 8
     assert plain([program, mib]).out == b"OK\n"
     assert foliomem([program, mib], "16M", torture=torture).ok().out == b"OK\n"
-    # A guard whose stack was gone asked for the companion's end again and again, for ever.
+    # The guard must end, too. A guard whose stack was unmapped once looped for ever.
     assert until(lambda: who_runs(program) == ([], []), 20), who_runs(program)

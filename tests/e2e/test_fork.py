@@ -45,20 +45,20 @@ def test_what_has_ended_takes_nothing():
 
 
 def test_threads_fork_on_stacks_that_are_out(built):
-    """What runs around a fork uses nothing of the program's: nobody could fetch it. A stack may be managed, like any memory."""
+    """The agent's code around a fork touches no memory of the program, such as its stack: no handler could swap that in."""
     got = foliomem([built("own_stacks.c"), 10], torture=True).ok()
     assert got.out == b"wrong 0\n"
 
 
 def test_threads_end_on_stacks_that_are_out(built):
-    """Linux serves no faults of a thread that exits, and writes to its control block: that stays in the program."""
+    """An exiting thread cannot take userfaultfd faults, and the kernel writes its control block, so that stays resident."""
     env = {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
     assert foliomem([built("thread_ends.c")], torture=True, env=env).ok().out == b"all have ended\n"
 
 
 @pytest.mark.parametrize("mode", ["guard", "default", "filter"])
 def test_many_threads_begin_at_once_on_stacks_that_may_go_out(built, mode):
-    """Each waits until the agent knows of its control block, however many wait for that."""
+    """Each new thread waits until the agent knows its control block, however many threads wait."""
     env = {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
     got = foliomem([built("thread_crowd.c"), mode, 400], "32M", env=env).ok()
     assert got.out == b"all have ended\n"
@@ -66,7 +66,7 @@ def test_many_threads_begin_at_once_on_stacks_that_may_go_out(built, mode):
 
 
 def test_many_children_at_once(built):
-    """Each has an agent, and most have no CPU: 200 of them took minutes, and nothing else got a CPU meanwhile."""
+    """Each child has an agent, and most get no CPU. Once 200 children took minutes and kept all CPUs busy."""
     assert same_as_plain([built("crowd.c"), 100, 120], "64M", False, timeout=120).out == b"wrong 0\n"
 
 
@@ -77,8 +77,8 @@ def test_shell_pipeline(torture):
 
 
 def test_forks_right_after_being_managed():
-    """Torture manages a process at once, and these fork at once: a child must not inherit a lock that is held, and its
-    parent must not wait for a page that only what it has stopped could fetch. More at a time than there are CPUs."""
+    """Torture activates the agent at once, and these processes fork at once. A child must not inherit a held lock. Its
+    parent must not wait for a page that only a stopped thread could map in. More processes run than there are CPUs."""
     script = 'for i in 1 2 3 4 5 6 7 8; do sh -c "(exit 3); true | true"; done; echo done'
 
     def run(_):
@@ -106,7 +106,7 @@ def test_child_outlives_parent(tmp_path):
 
 
 def test_a_program_that_changes_its_root(tmp_path):
-    """The agent finds /proc all the same: in children, and when it begins to manage."""
+    """The agent finds /proc after a chroot, too: in children, and when it activates."""
     grows = "held = [bytes([i % 251]) * (1 << 20) for i in range(150)]; assert all(b[7] == i % 251 for i, b in enumerate(held))"
     script = ("import os, sys\nos.chroot(sys.argv[1]); os.chdir('/')\n"
               "child = os.fork()\n"
@@ -122,6 +122,6 @@ def test_a_program_that_changes_its_root(tmp_path):
 
 @pytest.mark.alone
 def test_hundreds_of_children_live_at_once(built):
-    """Their monitors took all CPUs once, and the fork of the eight hundredth child did not end in a minute."""
+    """The monitors of the children once took all CPUs, and the 800th fork did not return within a minute."""
     got = foliomem([built("living_children.c"), 800], "2G", timeout=120).ok()
     assert got.out == b"right\n", got.out

@@ -134,7 +134,7 @@ def test_idle_process_gives_way(tmp_path):
 
 
 def test_quiet_process_wakes_up():
-    """The agent looks less often at a process in which nothing happens: what it then touches at once, all new, is noticed in time."""
+    """The agent samples a quiet process less often. A sudden burst of new memory must still be noticed in time."""
     burst = ("import time\nheld = [bytes(range(256)) * 16 for _ in range(25600)]\n"
              "for turn in range(8):\n    time.sleep(0.4)\n    new = b'x' * (40 << 20)\n    del new\n"
              "assert held == [bytes(range(256)) * 16] * 25600; print('awake')")
@@ -142,8 +142,8 @@ def test_quiet_process_wakes_up():
 
 
 def test_what_is_filled_at_once_is_managed_before_it_is_touched(built):
-    """On a machine so busy that the agent gets a CPU late. Without a word from who gets the memory, 1.1 times the limit.
-    (So much is still taken by one run in twenty.)"""
+    """The machine is so busy that the agent gets a CPU late. Without allocation notices the run took 1.1 times the limit,
+    as one run in twenty still does."""
     among_others = "for i in $(seq $((4 * $(nproc)))); do (while :; do :; done) & done; \"$@\"; code=$?; kill $(jobs -p); exit $code"
     peaks = []
     for _ in range(5):
@@ -156,28 +156,28 @@ def test_what_is_filled_at_once_is_managed_before_it_is_touched(built):
 
 @pytest.mark.parametrize("mode", ["plain", "reserve", "call", "guard"])
 def test_small_mappings_come_and_go(built, mode):
-    """At no instant none of them changes: 240 MiB had up to 247 MiB in this limit."""
+    """Mappings change at every instant. Before a fix, a program of 240 MiB took up to 247 MiB under this limit."""
     assert sampled([built("bursts.c"), mode, 12, 240], 64, False).out == b"wrong 0\n"
 
 
 def test_what_is_freed_lazily_waits_for_room_when_it_is_written_again(built, torture):
-    """The kernel leaves such pages, and says nothing when they are written: 200 MiB had 202 MiB in this limit."""
+    """The kernel keeps pages after MADV_FREE, and a write to them causes no fault. Before a fix, 200 MiB took 202 MiB."""
     assert sampled([built("lazy_free.c"), 200, 4], 64, torture).out == b"right\n"
 
 
 def test_what_the_kernel_is_to_fill_is_filled_later_where_memory_is_short(built):
-    """The call fills it before it returns: 256 MiB had 278 MiB in this limit."""
+    """mmap with MAP_POPULATE fills memory before it returns. Before a fix, 256 MiB took 278 MiB under this limit."""
     assert sampled([built("populate.c"), 256], 64, False).out == b"right\n"
 
 
 @pytest.mark.parametrize("sizes", ["64K", "2M"])
 def test_what_is_touched_here_and_there_is_mostly_zeros(built, sizes):
-    """2000 MiB of folios of which single pages are written: as many had no slots, and 1055 MiB were in this limit."""
+    """Single pages of 2000 MiB of folios are written. Before a fix, swap slots ran out and the run took 1055 MiB."""
     assert sampled([built("sparse.c"), 2000, 64], 64, False, ["--sizes", sizes]).out == b"wrong 0\n"
 
 
 def test_what_may_not_be_written_is_not_looked_at_again_and_again(built):
-    """Linux moves no pages of such mappings: they come back, and stay. (Each fault took 50 ms when all others were tried for it.)"""
+    """Linux moves no pages of read-only mappings, so they stay resident. Reclaim must not retry them on each fault."""
     got = foliomem([built("read_only.c"), 200], "64M").ok()
     assert got.out == b"right\n"
     assert got.stats["vmstat"]["unevictable_pgs_culled"] > 16384 and "read-only" in got.err, got.err
@@ -185,7 +185,7 @@ def test_what_may_not_be_written_is_not_looked_at_again_and_again(built):
 
 
 def test_what_is_above_a_guard_is_managed_unless_it_is_a_stack(built, torture):
-    """Allocators put guards below what they give out, too: 200 MiB had 213 MiB in this limit."""
+    """Allocators put guards below their blocks, as stacks have. Before a fix, 200 MiB took 213 MiB under this limit."""
     assert sampled([built("guarded.c"), 200], 64, torture).out == b"wrong 0\n"
 
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_managed_is_said(built, tmp_path):
 
 @pytest.mark.parametrize(("kind", "most"), [("as", 2048), ("data", 2048)])
 def test_a_program_may_limit_itself(built, kind, most):
-    """What the agent reserves counts, too: with 64 GiB of it at the start, such a program got nothing any more."""
+    """The agent's reserved address space counts against the program's limit. A reserve of 64 GiB left the program none."""
     assert sampled([built("limits.c"), kind, most, 200], 64, False).out == b"wrong 0\n"
 
 
@@ -221,7 +221,8 @@ def test_incompressible_data_goes_over_the_limit():
     (("above", 400, "libx.so"), 8),
 ], ids=["brk", "brk, small", "arena", "arenas, small", "many arenas", "mappings", "above a library"])
 def test_growing_at_the_speed_of_memory(built, arguments, arenas, tmp_path):
-    """Wherever the C library and the kernel put what is new, it waits for room. When that was noticed a moment later: 1.2 to 6 times the limit."""
+    """New memory waits for room, wherever the C library or the kernel places it. With later notice, runs took 1.2 to 6 times
+    the limit."""
     (tmp_path / "libx.so").write_bytes(bytes(4096))
     command, env = [built("grow.c"), *arguments], {"MALLOC_ARENA_MAX": str(arenas)}
     wanted = plain(command, env, tmp_path).ok().out
@@ -230,10 +231,11 @@ def test_growing_at_the_speed_of_memory(built, arguments, arenas, tmp_path):
         got = foliomem(command, "128M", env=env, cwd=tmp_path).ok()
         assert got.out == wanted
         assert got.stats["vmstat"]["pswpin"] > 0
-        # By its own count, which sees every moment; outside, a sample may be 1.05 times the limit and 16 MiB.
+        # foliomem's own peak covers every moment. Samples from outside have a tolerance of 5% and 16 MiB.
         return got.stats["peak_bytes"] / MIB
 
-    # Now and then sixteen threads outgrew the keeper while it engages (docs/decisions/0012-pause-growing-threads.md): 3 of 110 runs on one machine, none of 30 since.
+    # Sixteen threads sometimes outgrew the agent while it activated: 3 of 110 runs on one machine, none of 30 since
+    # allocating threads are paused (docs/decisions/0012-pause-growing-threads.md).
     peaks = [peak_mib()]
     if peaks[0] >= 1.5 * 128:
         peaks += [peak_mib(), peak_mib()]
@@ -248,18 +250,18 @@ HELD = ("import os, resource, sys\nmib, room = map(int, sys.argv[1:])\n"
 
 
 def test_incompressible_data_goes_far_over_the_limit():
-    """Further than the arena of such a limit needs to be for data that compress. Few faults try to make room in vain."""
+    """The data exceed the arena that compressible data would need under this limit. Few faults may reclaim in vain."""
     got = foliomem([PYTHON, "-c", HELD, 1100, 0], "16M").ok()
     assert got.out == b"intact 1100\n"
     vm = got.stats["vmstat"]
     assert vm["allocstall"] < vm["pgfault"] / 20, vm
     written = vm["pswpout"] * 4096
-    # Without that all of it is, twice.
+    # If every fault tried to reclaim, all data would be compressed in vain, twice.
     assert written < 1100 * MIB, f"{written / MIB} MiB were compressed in vain"
 
 
 def test_a_full_arena_loses_nothing():
-    """With little address space the arena is as small as the limit needs for data that compress: 1 GiB."""
+    """With little address space the arena has its minimum size, which suffices for compressible data: 1 GiB."""
     got = foliomem([PYTHON, "-c", HELD, 1300, 5], "64M").ok()
     assert got.out == b"intact 1300\n"
     assert got.stats["vmstat"]["unmanaged_arena_full"] > 0

@@ -1,14 +1,14 @@
-// Pattern-verifying stress of a program's memory: threads that own disjoint regions and, at random, write, verify,
-// mremap (grow, shrink, move, carve), munmap and map again, discard, protect and fork, for some seconds.
+// Stresses memory and verifies its content for some seconds. Each thread owns regions and at random writes, verifies,
+// mremaps (grow, shrink, move, carve), unmaps and maps again, discards and protects them, and forks.
 //
 //     stress [-t SECONDS] [-n THREADS] [-m MIB] [-s SEED] [-f CHILDREN] [-x OPERATION]... [-c]
 //
-// -c is the canary: now and then it flips one bit behind the back of the program, which must notice that.
-// -x leaves an operation out (write, verify, grow, ..., see `names`), to find the one that matters.
+// -c is the canary: a bit is flipped now and then, and verification must find it.
+// -x leaves an operation out (write, verify, grow, ..., see `names`), to find out which operation causes a failure.
 //
-// Every page has a tag that determines each byte of it; 0 is a page of zeros. Exit 0 and a line "ok" if every page
-// always had its content; 1 and one line that says where it was not. The same seed gives the same operations per
-// thread, as far as the kernel gives the same addresses.
+// Every page has a tag that determines all its bytes; tag 0 means zeros. The program prints "ok" and exits with 0 if no
+// page ever had wrong content. Otherwise it prints the place of the wrong content and exits with 1. With the same seed
+// each thread performs the same operations, as long as the kernel returns the same addresses.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -130,7 +130,7 @@ static void verify_all(struct thread *t, const char *when) {
 
 static void zero_tags(struct region *r, size_t from, size_t count) { memset(r->tags + from, 0, count * 8); }
 
-// A part of a region: often short, sometimes long, sometimes aligned to 64K.
+// Picks a random part of a region: often short, sometimes long, sometimes aligned to 64K.
 static void pick_range(struct thread *t, struct region *r, size_t *from, size_t *count) {
     size_t most = below(t, 4) ? 16 : below(t, 3) ? 64 : 1024;
     *from = below(t, r->pages);
@@ -176,8 +176,8 @@ static void new_region(struct thread *t) {
     if (below(t, 4)) write_pages(t, r, 0, pages);
 }
 
-// [from, from+count) of the region is no longer mapped. It is filled again with zeros if nobody else took the place;
-// if somebody did, the region falls in two.
+// Handles that [from, from+count) of the region is no longer mapped. Half of the time, maps zeros there again if the range
+// is still free. Otherwise splits the region into the parts before and after the hole.
 static void mend(struct thread *t, struct region *r, size_t from, size_t count) {
     char *hole = r->base + from * PAGE, *tail = hole + count * PAGE;
     size_t after = r->pages - from - count;
@@ -229,7 +229,8 @@ static int shrink(struct thread *t, struct region *r) {
     return 0;
 }
 
-// mremap moves one mapping (several, since 6.17, unless userfaultfd watches them), and operations split regions.
+// Returns whether the region is one mapping. Operations split mappings, and mremap moves only one (since 6.17 several,
+// unless they are registered with userfaultfd).
 static int is_one_mapping(struct region *r) {
     FILE *maps = fopen("/proc/self/maps", "r");
     if (!maps) return 0;
@@ -242,7 +243,8 @@ static int is_one_mapping(struct region *r) {
     return found;
 }
 
-// To a place of our choice. If that fails, the kernel may or may not have unmapped the place: it is left alone.
+// Moves the region to a chosen target. If mremap fails, the kernel may or may not have unmapped the target, so the target
+// is never unmapped here.
 static int move(struct thread *t, struct region *r) {
     if (t->moves++ > MOST_MOVES || !is_one_mapping(r)) return 1;
     char *place = map(0, r->pages + 512, PROT_NONE, MAP_NORESERVE);
@@ -313,7 +315,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     stop();
 }
 
-// A write (or a read) there must be refused.
+// Checks that a write (or, with `reading`, a read) at `at` faults.
 static void must_fault(struct thread *t, char *at, int reading) {
     expected_fault = at;
     if (!sigsetjmp(after_fault, 1)) {
@@ -366,7 +368,7 @@ static int reap(struct thread *t, int block) {
     return left;
 }
 
-// The child sees the memory of the moment of the fork, whatever the parent does; then it changes its own.
+// Verifies in the child that its memory is as at the fork, whatever the parent writes; then the child writes its own.
 static void child(struct thread *t) {
     alarm(60);
     verify_all(t, "in the child");
@@ -431,7 +433,7 @@ static int step(struct thread *t, struct region *r, enum op op) {
     }
 }
 
-// One bit of one page becomes wrong.
+// Flips one bit of a page, which verification must find.
 static void flip(struct thread *t) {
     struct region *r = &t->regions[below(t, REGIONS)];
     if (r->pages) r->base[below(t, r->pages * PAGE)] ^= 1 << below(t, 8);

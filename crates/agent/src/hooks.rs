@@ -99,7 +99,7 @@ fn missing() -> c_int {
 /// `dl_iterate_phdr(3)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn dl_iterate_phdr(callback: ObjectCallback, argument: *mut c_void) -> c_int {

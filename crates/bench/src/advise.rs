@@ -2,7 +2,7 @@
 //!
 //! Each program is recorded once within the smallest of three limits, which are shares of what it
 //! needs. Then it runs within each of them and within a limit that leaves all of it resident, in
-//! turns. The slowdown is the time within a limit by the time within the roomy one.
+//! turns. The slowdown is the time within a limit divided by the time within the roomy limit.
 //!
 //! The programs are those of the end-to-end tests: numpy, `g++`, `SQLite`, redis and Java.
 
@@ -20,7 +20,7 @@ use crate::{Error, MIB, corpus, median};
 
 /// The limits, in per cent of the need.
 pub const LIMITS_PERCENT: [u64; 3] = [75, 50, 35];
-/// A limit that leaves everything resident, in needs.
+/// A limit that leaves everything resident, as a multiple of the program's need.
 const ROOMY: u64 = 3;
 /// A limit that nothing here needs: 64 GiB.
 const UNLIMITED: u64 = 1 << 36;

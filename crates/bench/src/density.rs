@@ -1,14 +1,14 @@
 //! `foliomem bench density`: counts the sandboxes that fit into a fixed amount of memory, plain and
 //! under `foliomem run --idle`.
 //!
-//! A sandbox is [`SANDBOX`]: Python with a frame of ratings that it groups; then it forks, and the
-//! child idles while the parent waits. Sandboxes start one after the other, each when the others
-//! are idle and compressed. What they take is the proportional size (`Pss`) of all their processes,
-//! foliomem's own among them. One that makes this exceed the total, even for a moment, does not fit
-//! any more, and is ended.
+//! A sandbox is [`SANDBOX`], a Python program that groups a data frame of ratings and then forks;
+//! the child idles while the parent waits. Sandboxes start one after the other, each when the
+//! others are idle and compressed. Their memory is the proportional set size (`Pss`) of all their
+//! processes, including foliomem's own. A sandbox that makes this memory exceed the total, even for
+//! a moment, does not fit, and is ended.
 //!
-//! Then each sandbox answers a query over all its data, in an order without a pattern. The next one
-//! is asked when the last one is idle again. Its answer must always be that of its first query.
+//! Then each sandbox answers a query over all its data, in an order without a pattern. The next
+//! query follows when the last sandbox is idle again. Every answer must equal the sandbox's first.
 
 use crate::kernel::said;
 use crate::tree::proportional_bytes;
@@ -112,7 +112,7 @@ impl Sandbox {
         Ok(Sandbox { child, queries, lines, answer: None })
     }
 
-    /// Waits for a line, and calls `look` meanwhile. Returns `None` if that returns false.
+    /// Waits for a line, and calls `look` meanwhile. Returns `None` if `look` returns false.
     fn line(&mut self, mut look: impl FnMut() -> bool) -> Result<Option<String>, Error> {
         let clock = Instant::now();
         loop {
@@ -140,7 +140,7 @@ impl Sandbox {
         }
     }
 
-    /// Has it answer a query. Returns the seconds that it took.
+    /// Sends a query to the sandbox and waits for the answer. Returns the seconds until the answer.
     fn query(&mut self) -> Result<f64, Error> {
         let clock = Instant::now();
         self.queries.write_all(b"query\n").map_err(Error::doing("asking a sandbox"))?;

@@ -211,7 +211,7 @@ pub struct Group {
     files: &'static GroupFiles,
 }
 
-/// Names of a group's files, and of what they hold.
+/// Names of a group's files, and of lines in them.
 #[derive(Debug)]
 struct GroupFiles {
     limit: &'static str,
@@ -374,7 +374,8 @@ fn free_zram(root: &Root, undo: &mut Undo) -> Result<Option<String>, Error> {
     Ok(Some(format!("zram{number}")))
 }
 
-/// Writes a setting whose file reads as it is written. Does nothing if the file does not exist.
+/// Writes a setting whose file returns the value in the form in which it is written. Does nothing
+/// if the file does not exist.
 fn set_plain(path: &Path, value: &str, undo: &mut Undo) -> Result<(), Error> {
     if !path.exists() {
         return Ok(());
@@ -417,8 +418,8 @@ pub(crate) fn said(status: &std::process::ExitStatus, stderr: &[u8]) -> String {
     format!("{status}: {}", lines[lines.len().saturating_sub(3)..].join(" / "))
 }
 
-/// Bytes of the zram device, so large that no measurement fills it. It takes memory only for its
-/// content.
+/// Bytes of the zram device, so many that no measurement fills the device. The device takes memory
+/// only for its content.
 const DISK_BYTES: u64 = 6 * 1024 * MIB;
 
 #[cfg(test)]

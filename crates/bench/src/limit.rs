@@ -1,11 +1,12 @@
-//! Looks how far programs that grow at the speed of memory exceed a fixed limit.
+//! Measures how far programs that allocate and fill memory at full speed exceed a fixed limit.
 //!
-//! Each run is in a memory control group of its own. The limit is the group's less a margin, or
-//! what foliomem finds that the group leaves it, and the program needs about twice the limit. Every
-//! 10 ms a [`sampler`](Group::anonymous) reads from outside what the whole tree takes: anonymous
-//! memory, in which the agent's store and tables lie, and shared memory. The group counts a page
-//! that several processes share once, as the sum of proportional set sizes (PSS) does; but it does
-//! not walk page tables, which would disturb the program, and count twice what moves meanwhile.
+//! Each run is in a memory control group of its own. The run's limit is the group's limit less a
+//! margin, or the limit that foliomem chooses (`--limit container`). The program needs about twice
+//! the limit. Every 10 ms a [`sampler`](Group::anonymous) reads the tree's memory from outside:
+//! anonymous memory, which includes the agent's store and tables, and shared memory. The group
+//! counts a page that several processes share once, as the sum of proportional set sizes (PSS)
+//! does. Unlike PSS, the group's counters need no walk of the page tables. Such a walk would
+//! disturb the program, and count pages twice that move meanwhile.
 //!
 //! Every second run of a program takes place beside threads that keep all CPUs busy.
 //!
@@ -34,7 +35,7 @@ const ARRAYS: &str = "import sys, numpy as np\n\
     assert all(int(a.sum()) == (1 << 19) * ((1 << 17) - 1) + (i << 20) for i, a in enumerate(arrays))\n";
 /// Limits of the groups in MiB, in turns: from small containers to usual ones.
 pub const GROUPS_MIB: [u64; 6] = [64, 256, 128, 512, 1024, 2048];
-/// A Java virtual machine has this much that cannot be managed.
+/// Smallest group for Java in MiB: a Java virtual machine has much memory that cannot be managed.
 const JAVA_MIN_MIB: u64 = 256;
 /// Interval of the samples.
 const EVERY: Duration = Duration::from_millis(10);
@@ -55,7 +56,7 @@ pub enum Program {
     Array,
     /// Three children read an array that a fourth one writes.
     Forks,
-    /// Four threads map memory by system calls of their own.
+    /// Four threads map memory by inline system calls.
     Inline,
     /// Memory is freed lazily and written again.
     Lazy,
@@ -255,7 +256,7 @@ impl Row {
     }
 }
 
-/// What other programs do during a run.
+/// The load of the CPUs by other programs during a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Others {
     /// Whatever the machine does by itself.
@@ -317,7 +318,7 @@ fn once(
     Ok(Outcome { end, over_percent, seconds })
 }
 
-/// A run that exceeds its limit by more is mentioned.
+/// An overrun of more than this, in per cent of the limit, is reported.
 pub const ALLOWED_PERCENT: f64 = 2.0;
 
 /// Returns what the program in `dir` printed last.

@@ -43,7 +43,7 @@ const VALUE: usize = 4096;
 const GETS: usize = 200_000;
 /// Set requests of redis-benchmark.
 const SETS: usize = 20_000;
-/// The kernel's limit for numpy in bytes, the one behind the project's goals.
+/// The kernel's limit for numpy in bytes; the project's goals are set for this limit.
 const NUMPY_LIMIT: u64 = 300 * MIB;
 /// The kernel's limit for the other programs, in per cent of their peak without a limit. About half
 /// of the peak must be swapped.
@@ -54,7 +54,7 @@ const RAISES: usize = 3;
 /// Seconds of a first run beyond which the setting is not run again: noise of a second does not
 /// matter then.
 const LONG: f64 = 45.0;
-/// Longest run. A longer run hangs: it is ended and its result is wrong.
+/// Timeout of a run. A run that takes longer counts as hanging: it is ended, with a wrong result.
 const HANGS: Duration = Duration::from_secs(900);
 
 /// A program to time.

@@ -34,8 +34,8 @@ const SLOTS: u32 = CLUSTERS * CLUSTER_SLOTS;
 const ROUNDS: usize = 5;
 /// Duration of one measurement.
 const ROUND: Duration = Duration::from_millis(20);
-/// Slots of the pairs between looks at the clock: a pair of order 9 does as much as many pairs of
-/// order 0.
+/// Slots that a thread allocates and frees before it reads the clock again. The bound is in slots,
+/// because a pair of order 9 handles 512 times the slots of a pair of order 0.
 const BATCH_SLOTS: u32 = 2048;
 
 /// The fill level of the device.

@@ -14,7 +14,7 @@ use std::fs;
 pub const EXIT_KILLED: u8 = 137;
 /// Processes that are named.
 const MAX_NAMED: usize = 3;
-/// The largest processes are noted while the run takes more than all but 1/2^3 of its peak.
+/// The largest processes are noted while the run takes more than 7/8 (1 - 1/2^3) of its peak.
 const NEAR_PEAK_SHIFT: u32 = 3;
 
 /// Counts the processes that the kernel kills for want of memory.

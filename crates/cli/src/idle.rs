@@ -1,9 +1,9 @@
 //! `--idle`: has a process compressed as a whole once it has used no CPU for a while.
 //!
-//! The supervisor reads the CPU time of each process once a second, which takes a system call and
-//! nothing in the program. It leaves a request to reclaim in the slot of a process that has become
-//! idle, as `foliomem ctl PID reclaim all` does, and takes it back if the process wakes meanwhile.
-//! After that, nothing more is asked of the process before it has used CPU and is idle again.
+//! The supervisor reads the CPU time of each process once a second by a system call; the program
+//! does nothing. When a process becomes idle, the supervisor leaves a reclaim request in its slot,
+//! as `foliomem ctl PID reclaim all` does, and withdraws the request if the process wakes
+//! meanwhile. The next request follows only after the process has used CPU and is idle again.
 //!
 //! The slot also says that the process is idle: its monitor then sleeps for longer. If all
 //! processes of a run are idle, so does the supervisor.
@@ -20,10 +20,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// A process that uses more than this share of a CPU between two looks, as a divisor, is not idle.
 /// Timers of a sleeping Java or Python program stay below it.
 const BUSY_SHARE: u32 = 100;
-/// Maximum CPU time that a process may use while it is compressed, without ending the compression:
-/// a process that only looks at a timer needs less.
+/// Maximum CPU time that a process may use while it is compressed. More CPU time ends the
+/// compression. A process that only handles a timer needs less.
 const MAX_AWAKE: Duration = Duration::from_millis(10);
-/// Size in bytes below which managing a process takes more than compressing it gives.
+/// Size in bytes below which a process is not compressed: managing it would take more memory than
+/// compression saves.
 const MIN_BYTES: u64 = 8 << 20;
 
 /// The state of a process that is watched.

@@ -1,8 +1,9 @@
 //! Knobs: settings that are declared once.
 //!
-//! A declaration says how people write the value and what it means. From it follow the option of
-//! the command line, the variable of the environment, the key of the configuration file, the line
-//! of `--print-config`, the value in the control segment, and the row of the reference.
+//! A declaration says how people write the value and what the value means. The following are
+//! derived from the declaration: the command-line option, the environment variable, the key of the
+//! configuration file, the line of `--print-config`, the value in the control segment, and the row
+//! of the reference.
 //! [`crate::settings`] has the declarations.
 
 use crate::config_file::ConfigFile;
@@ -43,7 +44,7 @@ pub struct Declaration {
     /// The values, for the reference.
     #[cfg_attr(not(test), expect(dead_code, reason = "a test writes the reference"))]
     pub values: &'static str,
-    /// The value that nobody sets: its text, or words for the reference.
+    /// The value if no source sets the knob: its text, or words for the reference.
     pub default: DefaultValue,
 }
 
@@ -103,7 +104,7 @@ impl Declaration {
 /// The text of a switch that is on.
 pub const ON: &str = "yes";
 
-/// The value of a knob that nobody sets.
+/// The value of a knob that no source sets.
 pub enum Unset<T> {
     /// The value of this text.
     Reads(&'static str),
@@ -112,7 +113,7 @@ pub enum Unset<T> {
 }
 
 impl<T> Unset<T> {
-    /// Returns what the declaration says about it.
+    /// Returns the default in the form that the declaration shows.
     pub const fn default(&self) -> DefaultValue {
         match self {
             Unset::Reads(text) => DefaultValue::Text(text),
@@ -130,19 +131,19 @@ pub enum DefaultValue {
     Words(&'static str),
 }
 
-/// A knob, apart from its [`Declaration`]: what its text means.
+/// The part of a knob that depends on the type of its value: parsing, formatting and use.
 pub struct Knob<T> {
     /// The way it appears on the command line.
     pub form: Form,
     /// The values, for the reference.
     pub values: &'static str,
-    /// The value without a text.
+    /// The value if no source has a text for the knob.
     pub unset: Unset<T>,
     /// Parses a text.
     pub read: fn(&str, &Machine) -> Result<T, BadValue>,
     /// Formats a value as one of TOML, or not at all.
     pub show: fn(&T) -> Option<toml::Value>,
-    /// Writes the value into what the agents of a run find in the control segment.
+    /// Writes the value into the configuration that the agents of a run read.
     pub configure: fn(&T, &mut Configuration),
 }
 
@@ -299,7 +300,7 @@ macro_rules! knobs {
                 Ok(Settings { $( $name: sources.resolve(next(), $knob)?, )+ })
             }
 
-            /// Writes the settings into what the agents of a run find in the control segment.
+            /// Writes the settings into the configuration that the agents of a run read.
             fn configure(&self, configuration: &mut foliomem_types::settings::Configuration) {
                 $( {
                     const KNOB: $crate::knob::Knob<$type> = $knob;

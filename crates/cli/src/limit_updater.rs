@@ -1,8 +1,9 @@
 //! Changes the limit of a run while it goes on: to what `foliomem ctl PID limit` wants, else to
 //! what the memory groups leave.
 //!
-//! A limit is lowered in steps, each a little below what the run takes: so no message says that the
-//! run exceeds a limit which it could not know, and a run with a hard limit is not stopped.
+//! A limit is lowered in steps, each a little below the memory that the run takes. Otherwise a
+//! message would say that the run exceeds a limit that was just lowered, and a hard limit would
+//! stop the run.
 
 use crate::container_limit::{GroupsLimit, MIN_LIMIT_BYTES, warn_if_above};
 use crate::knob::Machine;
@@ -18,7 +19,7 @@ const STEP_SHIFT: u32 = 6;
 /// A run that does not follow for this long gets the true limit.
 const MAX_STEPPING: Duration = Duration::from_secs(1);
 
-/// What counts as not following.
+/// The state of a run that counts as not following a lowered limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Patience {
     /// To be above the limit: the kernel kills processes of a group that is full.
@@ -86,8 +87,8 @@ impl LimitUpdater {
         }
     }
 
-    /// Brings the limit to what is wanted. It is written again and again: an agent may have raised
-    /// it for the last time to a share of the need.
+    /// Brings the limit to the wanted one. The limit is written at every update, because an agent
+    /// may still have raised it to a share of the need.
     fn apply(&mut self, control: &Control, wanted: WantedLimit, taken_bytes: u64) {
         let target_bytes = match wanted {
             // The program may have overwritten the word.

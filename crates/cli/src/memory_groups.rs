@@ -13,10 +13,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Version 1 has no word for "no limit", but a number above all memory.
+/// Limits from this one up count as no limit: version 1 reports "no limit" as a number above all
+/// memory.
 const NO_LIMIT_BYTES: u64 = 1 << 60;
-/// Files that a program maps and uses stay resident up to this share of the limit (1/2^3): their
-/// pages could go, but would be read again at once.
+/// Mapped files in use count as not droppable up to this share of the limit (1/2^3): the kernel
+/// could drop their pages, but the program would read them again at once.
 const FILES_SHIFT: u32 = 3;
 
 /// The version of a group's hierarchy.

@@ -1,6 +1,7 @@
 //! Samples the runs that go on: what `foliomem ps` and `foliomem top` show.
 //!
-//! It reads the segments of the runs, and `/proc` for names. A run does nothing for it.
+//! The sampler reads the control segments of the runs, and `/proc` for names. Runs need not
+//! cooperate.
 
 use crate::args::{Args, Command};
 use crate::figures::{Figures, Rates};
@@ -15,8 +16,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time after which new runs are looked for again, which looks at all processes: each second sample
-/// of `top` does.
+/// Time between two searches for new runs. A search goes over all processes, so only every second
+/// sample of `top` makes one.
 const LOOK_INTERVAL: Duration = Duration::from_millis(900);
 /// Time after which the name and the parent of a process are read again: a program may rename
 /// itself, and is another one after an exec.
@@ -130,7 +131,7 @@ impl Sampler {
         if self.looked_at.is_none_or(|looked_at| now - looked_at > LOOK_INTERVAL) {
             (self.found, self.looked_at) = (self.runs.look(), Some(now));
         }
-        // An ended run is unmapped.
+        // Drop ended runs, which unmaps their segments.
         self.found.retain(|run| !run.control.has_ended());
         let (mut before, found) = (std::mem::take(&mut self.seen), self.found.clone());
         found.iter().filter_map(|run| self.sample_run(run, before.remove(&run.segment))).collect()
@@ -165,7 +166,7 @@ impl Sampler {
             rates: earlier.map(|earlier| figures.since(&earlier)),
             processes,
         };
-        // Skips a run that has ended meanwhile: its figures are those of its end, or of no process.
+        // Skip a run that ended while its figures were read: they may lack its processes.
         if control.has_ended() {
             return None;
         }
@@ -218,7 +219,7 @@ fn program_of(pid: u32) -> Option<Vec<String>> {
     let program = match Args::try_parse_from(&words).map(|args| args.command) {
         Ok(Command::Run(run)) => run.program,
         Ok(Command::Record(record)) => record.run.program,
-        // It has the options of another version.
+        // Another version of foliomem may have other options: show the whole command line.
         _ => words,
     };
     Some(readable(&program))
@@ -229,7 +230,7 @@ impl Name {
     fn of(pid: u32) -> Name {
         let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
         let (parent_pid, comm) = parse_stat(&String::from_utf8_lossy(&stat)).unwrap_or_default();
-        // As in the lists of others, a name in brackets is of a process without a command line.
+        // A process without a command line is shown as its name in brackets, as ps(1) does.
         let program = command_line(pid).map_or_else(|| vec![format!("[{comm}]")], |words| readable(&words));
         Name { parent_pid, program }
     }

@@ -27,7 +27,8 @@ const MAX_DIVISOR: u32 = 16;
 /// Initial value, in bytes, of a limit that is a share of the need. With less, a growing program
 /// would be short of memory before it has much.
 const FIRST_LIMIT_BYTES: u64 = 64 << 20;
-/// Shortest time after which a process counts as idle: the supervisor looks once a second.
+/// Shortest time after which a process counts as idle: the supervisor reads CPU times once a
+/// second.
 const MIN_IDLE: Duration = Duration::from_secs(1);
 
 knobs! {
@@ -307,7 +308,7 @@ impl Settings {
         self.stats.value.as_deref()
     }
 
-    /// Returns where the metrics go.
+    /// Returns the file, socket or port for the metrics.
     pub fn metrics(&self) -> Option<&MetricsSetting> {
         self.metrics.value.as_ref()
     }
@@ -327,7 +328,7 @@ impl Settings {
         self.quiet.value
     }
 
-    /// Returns what the agents of the run find in the control segment.
+    /// Returns the configuration that the agents of the run read from the control segment.
     ///
     /// # Errors
     /// Fails if there is no limit, no memory group has one, and no idle process is compressed.

@@ -37,13 +37,13 @@ use std::time::{Duration, Instant};
 const AGENT: &str = "libfoliomem_agent.so";
 /// The directory of the agent in an installation, below its prefix.
 const INSTALLED_IN: &str = "lib/foliomem";
-/// How often the swap file is looked through for what nobody holds any more.
+/// Time between two searches of the swap file for slots without a holder, which are discarded.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// Time between two samples while all processes are idle and compressed: it bounds how late a limit
 /// by hand holds then.
 const IDLE_SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
-/// A program that has not said hello by then runs without the agent.
+/// A program whose agent has not reported after this time runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that the end of a run waits for companions of ended processes.
 const COMPANIONS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -73,7 +73,7 @@ pub fn agent_path() -> Result<PathBuf, CliError> {
     Ok(path)
 }
 
-/// LD_PRELOAD with the agent before whatever is there already.
+/// Returns the value of LD_PRELOAD: the agent, followed by the previous value.
 fn preload(agent: &Path) -> OsString {
     let mut value = agent.as_os_str().to_owned();
     if let Some(rest) = std::env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty()) {
@@ -188,7 +188,7 @@ fn let_start(child: &mut Child, control: &Control, program: &Path) -> Result<(),
     }
 }
 
-/// What agents find the control segment by.
+/// Returns the name by which agents find the control segment.
 fn segment_name(segment: &OwnedFd, door: Option<&Door>) -> OsString {
     let mut name = OsString::from(format!("/proc/{}/fd/{}", std::process::id(), segment.as_raw_fd()));
     if let Some(door) = door {
@@ -238,7 +238,7 @@ impl StatsFile {
 fn start_error(program: &Path, error: std::io::Error) -> CliError {
     let name = program.display().to_string();
     match error.kind() {
-        // The file is there: it is its interpreter or loader that is not.
+        // The file exists, so its interpreter or loader is missing.
         std::io::ErrorKind::NotFound if program.exists() => {
             CliError::NotExecutable(name, "its interpreter or loader is missing".to_owned())
         }
@@ -252,7 +252,7 @@ struct Run {
     child: Child,
     swap_file: Option<Created>,
     started: Instant,
-    /// When the swap file was looked through for what nobody holds.
+    /// The time of the last search of the swap file for slots without a holder.
     discarded: Instant,
     census: Census,
     idle: Option<IdleWatcher>,
@@ -340,8 +340,8 @@ impl Run {
         }
     }
 
-    /// Reaps ended companions. If one has crashed, its process has unmapped the agent's memory, as
-    /// a program does that unmaps all it finds: that process is stopped, and nothing else.
+    /// Reaps ended companions. A companion crashes if its process has unmapped the agent's memory,
+    /// as a program does that unmaps every mapping. That process is killed, but not the run.
     fn reap_companions(&mut self) {
         for process in self.crashing.drain(..) {
             // A handler of the program's may have caught the first signal.

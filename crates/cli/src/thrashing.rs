@@ -1,9 +1,9 @@
 //! Decides from samples whether a run thrashes, and says what would help.
 //!
-//! A sample counts the threads of the run that wait for memory: for page faults that foliomem
-//! serves, while it brings swapped-out memory back. It also counts those that run or want to.
-//! Sleeping threads count nowhere. The *share* of a sample is the waiting part of both, and 0 if
-//! all threads sleep. A sample stands for the time since the one before.
+//! A sample counts two kinds of threads of the run: *waiting* threads, whose page faults foliomem
+//! serves by swapping memory in, and *running* threads, which run or are runnable. Sleeping threads
+//! are not counted. The *share* of a sample is waiting / (waiting + running), and 0 if all threads
+//! sleep. A sample stands for the time since the sample before.
 //!
 //! A run *thrashes* if the average share of the last 3 seconds has been more than a half for a
 //! second. So a burst of a second is no thrashing, nor is a server that mostly sleeps.
@@ -13,11 +13,11 @@ use foliomem_types::size::format_mib;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The time that the average is of.
+/// The window of the average share.
 const WINDOW: Duration = Duration::from_secs(3);
 /// A run thrashes above this share.
 const MAX_SHARE: f64 = 0.5;
-/// For this long.
+/// A run thrashes once its share was above [`MAX_SHARE`] for this long.
 const ONSET: Duration = Duration::from_secs(1);
 /// A run has recovered while its share is below this.
 const CALM_SHARE: f64 = 0.25;
@@ -28,7 +28,8 @@ const MAX_SAMPLE: Duration = Duration::from_secs(1);
 /// The end of a run names the limit if the run has waited for more than this share of its time, and
 /// for as long as [`WINDOW`].
 const MIN_SHARE_OF_RUN: f64 = 0.2;
-/// A suggested limit is the need and 1/2^3 of it: near its limit a run is managed, which costs.
+/// A suggested limit exceeds the need by 1/2^3, because management, which costs time, begins near
+/// the limit.
 const MARGIN_SHIFT: u32 = 3;
 
 /// The threads of a run at one moment.
@@ -36,7 +37,7 @@ const MARGIN_SHIFT: u32 = 3;
 pub struct Threads {
     /// Those that wait for memory.
     pub waiting: u32,
-    /// Those that run or want to.
+    /// Those that run or are runnable.
     pub running: u32,
 }
 
@@ -52,16 +53,16 @@ impl Threads {
 struct Sample {
     /// The time of the sample, since the start of the run.
     at: Duration,
-    /// The time that was waited, of the time that the sample stands for.
+    /// The part of the sample's time that the run waited for memory.
     stall: Duration,
 }
 
-/// Whether thrashing has been said.
+/// Whether the warning about thrashing has been printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Not yet, and the share has been too large since this time, if it is.
+    /// Not yet. If the share is too large, it has been so since this time.
     Ready { above_since: Option<Duration> },
-    /// Already, and the share has been small since this time, if it is.
+    /// Already. If the share is small, it has been so since this time.
     Said { calm_since: Option<Duration> },
 }
 
@@ -76,7 +77,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Returns no samples, of a run that starts.
+    /// Creates the empty samples of a run that starts.
     pub fn new() -> Samples {
         let (window, state) = (VecDeque::new(), State::Ready { above_since: None });
         Samples { last: Duration::ZERO, window, state, stall: Duration::ZERO, thrashing: 0 }
@@ -95,7 +96,7 @@ impl Samples {
         }
         let stall: Duration = self.window.iter().map(|sample| sample.stall).sum();
         let share = stall.as_secs_f64() / WINDOW.as_secs_f64();
-        // Since when a condition holds, if it does.
+        // Returns the time since which a condition holds; `None` if it does not hold.
         let since = |holds: bool, before: Option<Duration>| holds.then(|| before.unwrap_or(at));
         let has_lasted = |since: Option<Duration>, time| since.is_some_and(|since| at.saturating_sub(since) >= time);
         match &mut self.state {
@@ -123,7 +124,7 @@ impl Samples {
     }
 }
 
-/// Returns which part of the time of a run it has waited for memory, in per cent.
+/// Returns the part of its time that a run has waited for memory, in per cent.
 pub fn stall_percent(stall: MemoryStall, elapsed: Duration) -> f64 {
     if elapsed.is_zero() {
         return 0.0;
@@ -137,13 +138,13 @@ pub fn stall_percent(stall: MemoryStall, elapsed: Duration) -> f64 {
 pub struct Need {
     /// Peak of the tree's need, uncompressed, in bytes.
     pub needed_bytes: u64,
-    /// Its limit, in bytes.
+    /// The limit of the run, in bytes.
     pub limit_bytes: u64,
 }
 
 impl Need {
-    /// Returns the limit in which nothing of the present need is swapped out, in bytes; `None` if
-    /// the run has it.
+    /// Returns the limit in bytes under which nothing of the present need would be swapped out;
+    /// `None` if the run's limit is as large already.
     pub fn sufficient_bytes(self) -> Option<u64> {
         let bytes = self.needed_bytes.saturating_add(self.needed_bytes >> MARGIN_SHIFT);
         let whole_mib = bytes.checked_next_multiple_of(1 << 20)?;
@@ -151,7 +152,7 @@ impl Need {
     }
 }
 
-/// How a user can give a run that goes on another limit.
+/// How a user can change the limit of a run while it goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Remedy {
     /// With `ctl`, and the pid of the supervisor.
@@ -160,7 +161,7 @@ pub enum Remedy {
     Group,
 }
 
-/// Returns the line about a run that has begun to thrash.
+/// Returns the message line about a run that has begun to thrash.
 pub fn onset(share: f64, need: Need, remedy: Remedy) -> String {
     let line = format!(
         "thrashing: the program has waited for memory {:.0}% of the last {} s; it needs {} so far, and its limit is {}",

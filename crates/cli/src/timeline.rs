@@ -1,7 +1,7 @@
 //! The figures of a run over time, in a fixed number of points.
 //!
-//! Each point stands for an interval of the same length. When all points are used, each takes the
-//! place of two: a run of hours has as many as one of a minute, each of a longer interval.
+//! Each point stands for an interval of the same length. When all points are used, pairs of points
+//! are merged and the interval doubles. So a run of hours has as many points as a run of a minute.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use std::time::Duration;
 pub const MAX_POINTS: usize = 600;
 /// The interval at first.
 const FIRST_INTERVAL: Duration = Duration::from_millis(50);
-/// Rates are of at least this time: a thread that waits in one sample may run in the next.
+/// Rates are averages over at least this time, because a thread that waits in one sample may run in
+/// the next.
 const RATE_TIME: Duration = Duration::from_secs(1);
 /// Samples that a point is made of, once it stands for more than the first interval.
 const SAMPLES: u32 = 8;
@@ -158,7 +159,7 @@ impl Timeline {
 
     /// Returns the points in order. Intervals without a sample have none.
     pub fn points(&self) -> Vec<Point> {
-        // Earlier counts and their times, which rates can be of.
+        // Earlier counters and their times: a rate is the difference to one of these.
         let mut earlier = VecDeque::from([(Duration::ZERO, Sample::default())]);
         let mut points = Vec::new();
         for (place, point) in self.points.iter().enumerate() {

@@ -180,7 +180,7 @@ impl Live {
                 Action::Redraw => self.screen.clear().map_err(terminal_failed)?,
                 Action::ChangeLimit { run, pid, text } => self.change_limit(run, pid, text)?,
             },
-            // Drawing looks at the size.
+            // The next drawing reads the new size.
             Event::Resized => {}
             Event::Signal(SIGTSTP) => self.suspend(),
             Event::Signal(SIGCONT) => {

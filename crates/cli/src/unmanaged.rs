@@ -1,15 +1,15 @@
-//! Counts the memory of processes of a run that have no agent, and says what they took.
+//! Counts the memory of processes of a run that have no agent, and reports that memory.
 //!
 //! - A child can escape the agent: it is static, its parent cleared its environment, or its root
-//!   directory or process namespace has neither agent nor control segment. Its memory is counted
-//!   from outside: it is a part of the tree's, so managed processes give way, and a hard limit
-//!   binds it.
+//!   directory or process namespace has neither agent nor control segment. The supervisor counts
+//!   the child's memory from outside and adds it to the tree's. Managed processes then give way,
+//!   and a hard limit applies to the child, too.
 //! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC. A warning names
 //!   processes with much of it.
 //!
-//! The tree is searched for some time after a process was started somewhere, and now and then: a
-//! child has its parent's agent until it executes its own program. The processes found are looked
-//! at more often.
+//! The supervisor searches the tree now and then, and for some time after any process was started
+//! on the machine, because a child has its parent's agent until it executes its own program. It
+//! reads the sizes of the processes found more often.
 
 use crate::preflight;
 use crate::threads::threads_of;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// The longest time between two searches.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Divisor of the time that searches may take: one of thousands of threads is slow.
+/// Searches take at most 1/100 of the time, because a search over thousands of threads is slow.
 const SHARE: u32 = 100;
 /// Divisor of the limit: shared memory below this share of the limit, or below [`LEAST_BYTES`],
 /// causes no warning.
@@ -46,7 +46,7 @@ const MAX_NAMED: usize = 4;
 struct Process {
     name: String,
     seen: Instant,
-    /// It certainly has no agent.
+    /// Whether the process certainly has no agent.
     is_certain: bool,
     bytes: u64,
     peak_bytes: u64,
@@ -196,7 +196,7 @@ impl Census {
 }
 
 impl Process {
-    /// Looks at the size. Returns whether the process is still there and has no agent.
+    /// Reads the size of the process. Returns whether it still exists and has no agent.
     fn look(&mut self, pid: u32, is_managed: bool) -> bool {
         let status = status(pid);
         if is_managed || field(&status, "VmRSS:").is_none() {
@@ -238,10 +238,10 @@ fn bytes(status: &str, name: &str) -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// Returns whether the process maps a control segment. So do a process that was just forked and is
-/// about to register itself there, a process that shares its parent's memory (`vfork`), a
-/// companion, and a process of a nested run, which has a limit of its own. A process that this user
-/// may not inspect counts as one with a segment, so that no warning names it.
+/// Returns whether the process maps a control segment. Beside managed processes, four
+/// kinds do: a forked process that is about to register itself, a process that shares its parent's
+/// memory (`vfork`), a companion, and a process of a nested run with its own limit. A process that
+/// this user may not inspect counts as one with a segment, so that no warning names it.
 fn has_segment(pid: u32) -> bool {
     find_run::has_segment(pid).unwrap_or(true)
 }

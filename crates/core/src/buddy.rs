@@ -4,8 +4,9 @@
 //! frames `i*2^k .. (i+1)*2^k` is free *at that order*. A frame is free at one order only, the
 //! largest at which its whole run is free: buddies are always merged. Above each bitmap are
 //! summaries with one bit for each nonzero word below, so a search for the lowest or highest free
-//! run takes one step a level (four levels cover 2^24 runs, five all 2^32 frames). All bits of all
-//! orders are two a frame, 0.25 bytes; untouched parts of a large arena cost nothing.
+//! run takes one step a level (four levels cover 2^24 runs, five all 2^32 frames). The bitmaps of
+//! all orders together take two bits (0.25 bytes) for each frame; untouched parts of a large arena
+//! cost nothing.
 //!
 //! There is no lock: the owner provides one.
 

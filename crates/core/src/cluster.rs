@@ -5,9 +5,10 @@
 //! (`lists`): *nonfull* of its order (a slot was freed since it was last tried) or *frag* of its
 //! order (it was tried). A full cluster is on a list only if the swap cache holds some of its
 //! slots. A CPU's current cluster stays on its list; the CPU only remembers its position
-//! (`current`). A cluster that was full until a slot was freed may become a *spare* of the CPU that
-//! freed the slot, on no list: that CPU allocates there next, and others when they find no room on
-//! the lists. Source: `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
+//! (`current`). A cluster that was full until a slot was freed may become a *spare*, which is on no
+//! list. The CPU that freed the slot owns the spare and allocates there next; other CPUs use the
+//! spare when they find no room on the lists. Source: `mm/swapfile.c` of Linux 6.18 and the cluster
+//! series of 2024 and 2025.
 //!
 //! Allocation tries the CPU's current cluster, then the steps of its [`Strategy`] (`search` has the
 //! steps). Order 9 needs a free cluster. Slots that only the swap cache uses are *cache-only*: a
@@ -22,9 +23,9 @@
 //! holder of a later lock only *tries* earlier ones, and no thread holds two cluster locks. A
 //! cluster joins or leaves a list only under its own lock and the list lock, so either lock
 //! suffices to read where it is. Other per-CPU state has no lock. An allocation takes the lock of
-//! its CPU's current cluster or spare, and the list lock only if those have no room or to move a
-//! cluster. With one CPU number for each thread, threads meet only there and at clusters that they
-//! free into.
+//! its CPU's current cluster or spare. It takes the list lock only if neither has room, or to move
+//! a cluster. If each thread uses its own CPU number, threads contend only for the list lock and
+//! for clusters into which they free slots.
 
 mod bits;
 mod check;
@@ -198,7 +199,8 @@ impl SwapClusters {
         self.per_cpu.get(cpu).unwrap_or_else(|| &self.per_cpu[cpu % self.per_cpu.len()])
     }
 
-    /// Returns whether CPUs keep spares. They do not where writes are spread.
+    /// Returns whether CPUs keep spares. They do not on a device on which the allocator spreads
+    /// writes.
     fn has_spares(&self) -> bool {
         self.policy.keeps_spares() && !self.spreads_writes()
     }
@@ -265,7 +267,8 @@ impl SwapClusters {
         }
     }
 
-    /// Returns the first cluster at `place` whose lock is free, locked.
+    /// Locks the lists, and the first cluster at `place` that no other thread has locked. If
+    /// `place` is the free list and none can be locked, takes a cluster that was never used.
     fn look_at(&self, place: Place) -> Look<'_> {
         let mut lists = self.lists.lock();
         let mut contended = None;

@@ -7,13 +7,13 @@
 //! the targets: the highest free run of the needed order, from the free runs that the buddy
 //! allocator keeps by order. [`Variant`] lists its historical variants.
 //!
-//! Departures from Linux: nothing moves to where a run of the wanted order is free, because that
-//! would make one run and lose another, forever. A block with an immovable occupant is left before
-//! anything in it moves. The scanners need not stop where they meet: captured frames are no
-//! targets, and each block is visited once.
+//! Departures from Linux: no occupant moves into a free run of the wanted order, because compaction
+//! would then make one such run and use up another, forever. A block with an immovable occupant is
+//! skipped before any of its occupants moves. The scanners need not stop where they meet: captured
+//! frames are no targets, and each block is visited once.
 //!
 //! Free populated frames of the block are moved out of it like its occupants, so that the result is
-//! an unpopulated run: what an allocation lacks when it fails although enough frames are free.
+//! an unpopulated run. An allocation that fails although enough frames are free lacks such a run.
 //! (Three quarters of the arena's frames are unpopulated: there are always targets.)
 //!
 //! Lock rank 1: one lock, held while the compactor works. A thread that waits for it holds no other

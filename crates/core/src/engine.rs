@@ -2,15 +2,17 @@
 //!
 //! A page's life: its first touch or its adoption makes it part of a *resident* folio, the youngest
 //! one on probation. Reclaim *stages* the oldest folios: their pages move into the arena, out of
-//! the program's reach. If the program touches a staged folio, it is mapped in again (second
-//! chance) and is active from then on, as is one that returns after a short refault distance
-//! ([`crate::workingset`]). Otherwise it is *written back*: compressed piece by piece into the
-//! store under consecutive swap slots, and its frames are free. If there is a swap file, the oldest
-//! pieces of the store are written there when the store takes too much. A touch of a swapped-out
-//! folio *swaps it in*: whole, or a part if only parts are used ([`crate::locality`]). Its slots
-//! may be kept until it changes ([`crate::swap_cache`]). Every way into the program goes through
-//! `map_in`, every way out through `stage`, every split through `split_borders`. A resident folio
-//! of which a part is unmapped or discarded stays together for a while (see `partial`).
+//! the program's reach. If the program touches a staged folio, the engine maps the folio in again
+//! (second chance), and the folio is active from then on. A folio that returns after a short
+//! refault distance ([`crate::workingset`]) becomes active, too. A staged folio that is not touched
+//! is *written back*: compressed piece by piece into the store under consecutive swap slots. Its
+//! frames are free then. If there is a swap file and the store takes too much, the oldest pieces of
+//! the store are written to that file. A touch of a swapped-out folio *swaps it in*: the whole
+//! folio, or a part if the program uses only parts ([`crate::locality`]). The engine may keep the
+//! slots of a swapped-in folio until its content changes ([`crate::swap_cache`]). Every move into
+//! the program goes through `map_in`, every move out of the program through `stage`, and every
+//! split through `split_borders`. A resident folio of which a part is unmapped or discarded stays
+//! together for a while (see `partial`).
 //!
 //! Any number of threads may call the engine. Long work (compressing, decompressing) runs without a
 //! lock, with its pages marked busy; [`crate::page_table`] says who owns what then. Lock order: one
@@ -86,8 +88,8 @@ pub struct EngineConfig {
     /// Whether to keep the slots of swapped-in folios while that pays. (For synchronous devices the
     /// kernel frees them at once.)
     pub keep_copies: bool,
-    /// Whether to make new memory before it is touched, where the program touches it in order. Its
-    /// first touches are then not seen.
+    /// Whether to populate new memory before the program touches it, where the program touches
+    /// memory in order. The engine does not see the first touches of such memory.
     pub make_ahead: bool,
     /// How hard the engine works for room.
     pub pacing: Pacing,
@@ -180,8 +182,9 @@ pub struct Engine<P: Ports> {
     discards_unheard: AtomicU32,
 }
 
-/// The engine's frames as the store's memory. The store grows only while something larger is
-/// written back, so it may use the reserve; for compaction it may not.
+/// The engine's frames as the source of the store's memory, and the urgency of their allocation.
+/// During writeback the store may use the reserve, because each folio frees more memory than its
+/// piece takes. For compaction the store may not use it.
 struct StoreRuns<'a, P: Ports>(&'a Engine<P>, Urgency);
 
 impl<P: Ports> RunSource for StoreRuns<'_, P> {
@@ -366,8 +369,8 @@ impl<P: Ports> Engine<P> {
         self.ports.shared_pages().is_some_and(SharedPages::exist)
     }
 
-    /// Returns how many pages reclaim keeps staged. To stage a page that processes share makes a
-    /// copy of it, so these are staged only when they are to be written back.
+    /// Returns how many pages reclaim keeps staged. Staging a page that processes share copies it,
+    /// so after a fork reclaim stages pages only in order to write them back.
     fn staged_target_pages(&self) -> u64 {
         if self.shares_pages() {
             return 0;

@@ -1,18 +1,20 @@
 //! Locality: how much of a folio a fault maps in, and how much of it is compressed as one piece.
 //!
-//! Fetching a large folio whole pays where the program then touches the rest of it; where it does
-//! not, it costs many times a page. The kernel does not report touches of resident pages, so the
-//! module samples: now and then, all faults in one *sampling window* of [`WINDOW_PAGES`] are served
-//! with single pages, which shows what pages of the window the program touches within a short time.
-//! From that follows the cost that parts of each order would have had. The cheapest order is used
-//! until the estimate changes. Estimates are kept by region, because a program uses its heap and
-//! its arrays differently; a region without an estimate uses that of the whole program. Sampling a
+//! Fetching a large folio whole pays where the program then touches the rest of the folio. Where
+//! the program does not, the fetch costs many times as much as that of one page. The kernel does
+//! not report touches of resident pages, so the module samples: now and then, all faults in one
+//! *sampling window* of [`WINDOW_PAGES`] are served with single pages. These faults show which
+//! pages of the window the program touches within a short time. From the touched pages the module
+//! computes what fetching parts of each order would have cost. The cheapest order is used until the
+//! estimate changes. Estimates are kept by region, because a program uses its heap and its arrays
+//! differently; a region without an estimate uses the estimate of the whole program. Sampling a
 //! fully used window costs 16 faults instead of one, so the sampling rate backs off while windows
 //! agree: at one window in 32, sampling took a seventh of a stream's time.
 //!
-//! A stream of faults may touch only one page of each folio, so its windows are sampled, too, and
-//! nothing is fetched ahead there. Where parts pay already, faults count as a stream only if they
-//! continue from part to part, and so touch everything.
+//! A stream of faults may touch only one page of each folio. So the windows of streams are sampled,
+//! too, and nothing is fetched ahead in a window that is being sampled. Where the estimate already
+//! favours parts, faults count as a stream only if they continue from part to part: the program
+//! then touches every part.
 //!
 //! Where parts pay, folios are also compressed part by part: a part of a larger piece costs the
 //! decompression of everything before it, and keeps the memory of the whole piece in use. Pages
@@ -25,8 +27,8 @@ use crate::sync::Mutex;
 use foliomem_types::units::{Order, PageNumber};
 use std::cmp::Reverse;
 
-/// Order of a sampling window, 64 KiB: also the largest part that is distinguished from the whole
-/// folio.
+/// Order of a sampling window, 64 KiB. Costs are estimated for parts up to this order; a part of
+/// this order stands for the whole folio.
 const WINDOW_ORDER: Order = Order::new(4).unwrap();
 const WINDOW_PAGES: u64 = 16;
 const PART_ORDERS: usize = WINDOW_ORDER.index() + 1;
@@ -49,11 +51,11 @@ const _: () = assert!(SAMPLE_SURE_EVERY.is_power_of_two());
 
 /// Number of faults after which a sampling window ends.
 const SAMPLE_FAULTS: u64 = 256;
-/// Cost of a fault and of each page of its folio, which is also swapped out again; only the ratio
-/// matters. (redis with random reads of 4 KiB that span two pages: a fault took 29 µs with parts of
-/// one page, 30 with two, 32 with four while another CPU had time to compress, and 8 more a page
-/// while it had not. With 2 a page, twice as many pages were fetched under uniformly random touches
-/// as were touched, and under Zipf's law.)
+/// Cost of a fault, and of each page that it fetches and that is swapped out again later; only the
+/// ratio matters. (redis with random reads of 4 KiB that span two pages: a fault took 29 µs with
+/// parts of one page, 30 with two pages and 32 with four while another CPU had time to compress.
+/// When no CPU had time, each page added 8 µs. With a page cost of 2, twice as many pages were
+/// fetched as were touched, both with uniformly random touches and with touches by Zipf's law.)
 const FAULT_COST: u32 = 32;
 const PAGE_COST: u32 = 4;
 /// Weight of the moving average as a shift: each window replaces 1/2^3 of an estimate.
@@ -135,11 +137,12 @@ impl Window {
 struct Estimates {
     regions: [CostEstimate; REGIONS],
     all: CostEstimate,
-    /// The windows being sampled, side by side: every fault searches its own.
+    /// The windows being sampled, adjacent in memory: every fault searches them for the window of
+    /// its page.
     windows: [Window; SAMPLED_WINDOWS],
     sampled: [Sample; SAMPLED_WINDOWS],
     oldest: usize,
-    /// The entry checked last for its end.
+    /// The index of the entry that was last checked for the end of its sampling.
     looked_at: usize,
     random: u32,
     /// Number of faults, plus folios fetched without one.
@@ -225,7 +228,7 @@ impl Estimates {
     }
 
     fn is_sampled(&self, window: Window) -> bool {
-        // Compares all windows, because the processor compares several at a time then.
+        // Compares all windows without an early exit, so that one instruction can compare several.
         self.windows.iter().fold(false, |found, &sampled| found | (sampled == window))
     }
 

@@ -22,7 +22,7 @@ const RECOMPRESS_IDLE_NS: u64 = 2_000_000_000;
 /// How hard an engine works for room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Pacing {
-    /// As the watermarks say.
+    /// The engine works as hard as the watermarks demand.
     #[default]
     Watermarks,
     /// Torture: as much as possible, all the time, so that everything moves.
@@ -90,9 +90,9 @@ pub enum Protection {
 /// What the program has done lately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activity {
-    /// It has changed its size or faulted.
+    /// The program has changed its size or faulted.
     Busy,
-    /// Nothing that shows.
+    /// The program has done nothing that the agent notices.
     Quiet,
 }
 

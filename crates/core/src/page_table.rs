@@ -2,8 +2,9 @@
 //!
 //! A [`Block`] covers 2 MiB of address space: 512 entries of 8 bytes (0.2% of the memory they
 //! describe) under one lock. A folio is naturally aligned and at most 2 MiB, so it lies in one
-//! block and needs one lock. Every page of a folio of order `k` carries `k` and its own frame or
-//! slot. These are consecutive over the folio, so those of the head follow from any page.
+//! block and needs one lock. The entry of every page of a folio of order `k` holds `k` and the
+//! page's own frame or slot. Frames or slots are consecutive over the folio, so the entry of any
+//! page determines the frame or slot of the head.
 //!
 //! States of a page, and who may change them (always under the block's lock):
 //!
@@ -228,8 +229,8 @@ impl Entries {
         }
     }
 
-    /// Sets the states of a folio above order 0. It is a separate function because a call costs
-    /// little beside the loop, but much beside one entry.
+    /// Sets the states of a folio above order 0. This is a separate function, because the cost of a
+    /// call is small compared with this loop, but large compared with the one store of order 0.
     fn set_large_folio(&mut self, head: PageNumber, order: Order, state: PageState) {
         let start = self.index(head);
         let (mut word, kept) = (Entry::encode(state).0, Entry::kept_by(state));
@@ -380,12 +381,13 @@ impl Entries {
         self.deferred
     }
 
-    /// Records that the block is in that queue. Returns whether it is new there.
+    /// Records that the block is in the queue of blocks with partially mapped folios. Returns
+    /// whether the block was not in that queue before.
     pub fn set_deferred(&mut self) -> bool {
         !std::mem::replace(&mut self.deferred, true)
     }
 
-    /// Records that the block has left that queue.
+    /// Records that the block has left the queue of blocks with partially mapped folios.
     pub fn set_not_deferred(&mut self) {
         self.deferred = false;
     }

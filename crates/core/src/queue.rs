@@ -4,8 +4,8 @@
 //! program touches it while it is staged. An element names a folio by its head page and order and
 //! carries the ticket that the page table issued when the folio was queued. The element is only a
 //! claim: it holds as long as the page table has that ticket. Reclaim drops stale claims when it
-//! pops them. Where many are stale, [`look_through`](Queue::look_through) searches for them:
-//! nothing is popped in a program that fits into its limit.
+//! pops them. While the program fits into its limit, reclaim pops nothing; then
+//! [`look_through`](Queue::look_through) finds and removes stale claims when there are many.
 //!
 //! Invariants: no chunk is empty; chunk numbers ascend; `claims` and `pages` are the sums over all
 //! chunks.

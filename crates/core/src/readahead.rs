@@ -7,14 +7,16 @@
 //! chunk at a time.
 //!
 //! Two small folios in a row are no stream: one object that spans both causes the same two faults.
-//! (redis under random reads of 4 KiB values fetched as much ahead as it asked for.)
+//! (When two small folios counted as a stream, redis under random reads of 4 KiB values fetched as
+//! many pages ahead as it read.)
 //!
-//! Faults at equal distances are followed, too (`strides`). A fault's position in its folio
-//! distinguishes them from streams of folios: a stream reaches a folio at its beginning.
+//! Faults at equal distances are followed, too (`strides`). The position of a fault in its folio
+//! distinguishes such strided streams from streams of folios: the latter reach a folio at its
+//! start.
 //!
-//! A program that writes new memory in order also faults on every folio. There the next folios are
-//! made before they are touched, from free populated frames: a fault, a move and a wake cost as
-//! much as a folio of zeros.
+//! A program that writes new memory in order also faults on every folio. There the engine makes the
+//! next folios from free populated frames before the program touches them: a fault, a move and a
+//! wake cost as much as zeroing a folio.
 //!
 //! Lock: one leaf lock, held while a few streams are read.
 
@@ -91,9 +93,9 @@ impl Streams {
         claimed_pages: [0; STREAMS],
     };
 
-    /// Returns whether `page` may be [ahead](Stream::is_ahead) of a stream. At a random fault
-    /// nearly none is. The processor compares several small adjacent numbers at a time if all are
-    /// compared.
+    /// Returns whether `page` may be [ahead](Stream::is_ahead) of a stream; at random faults it
+    /// nearly never is. The loop has no early exit, so that one instruction can compare several of
+    /// the small, adjacent numbers.
     fn may_be_ahead(&self, page: PageNumber, passed_pages: u64) -> bool {
         let (page, passed_pages) = (page.0 as u32, passed_pages as u32);
         let streams = self.positions.iter().zip(&self.claimed_pages);
@@ -109,8 +111,9 @@ impl Streams {
         self.claimed_pages[index] = (claimed.0 - position.0) as u32;
     }
 
-    /// Records a fault on `page` of `folio`. Returns whether it continues a stream; `is_one`
-    /// decides whether that is one already. Otherwise a new one may start there.
+    /// Records a fault on `page` of `folio`. Returns whether the fault continues a stream; `is_one`
+    /// decides whether the faults so far make a stream. A fault that continues nothing may start a
+    /// new stream.
     #[inline]
     fn faulted(
         &mut self,
@@ -269,7 +272,8 @@ impl Readahead {
 
     /// Records a first touch that was served with the folio `folio`.
     pub fn touched(&self, folio: Range<PageNumber>) {
-        // Pages that could not be made ahead are retried from there on.
+        // If the engine could not make some pages ahead, the program touches them and the stream
+        // continues there.
         let is_one = |stream: &Stream| stream.position.0 - stream.start.0 >= NEW_STREAM_PAGES;
         self.0.lock().new.faulted(folio.start, folio, LikelyUse::Part, is_one);
     }

@@ -6,14 +6,14 @@
 //!
 //! # Representation
 //! - A piece of up to 32 KiB takes a slot of a *zspage*: 1 to 16 frames divided into slots of one
-//!   size class. The number of frames is chosen for each class so that nothing is left over. It
-//!   need not be a power of two: the frames are then several runs ([`classes`], [`extent`]).
-//! - A larger piece owns a chain of *extents* of 16 frames (64 KiB) each, except the last. So it
-//!   wastes less than a page, and a raw 2 MiB piece needs no run above order 4.
-//! - A piece is one 64-bit word (place, length, references, pins: [`word`]) and its checksum: 16
-//!   bytes. A zspage is 32 bytes and 4 more for each slot, which name the piece in it, for
-//!   compaction. All tables grow as they are used ([`crate::sparse`]) and never shrink; entries are
-//!   recycled.
+//!   size class. The number of frames is chosen for each class so that the slots leave little over.
+//!   If that number is not a power of two, the frames are several runs ([`classes`], [`extent`]).
+//! - A larger piece owns a chain of *extents* of 16 frames (64 KiB) each, except the last. Such a
+//!   chain wastes less than a page, and a raw 2 MiB piece needs no run above order 4.
+//! - A piece takes 16 bytes: one 64-bit word (place, length, references, pins: [`word`]) and its
+//!   checksum. The descriptor of a zspage takes 32 bytes, plus 4 for each slot: the id of the piece
+//!   in the slot, which compaction needs. All tables grow as they are used ([`crate::sparse`]) and
+//!   never shrink; entries are recycled.
 //! - A granule that repeats one 64-bit word takes no frames.
 //! - If there is a swap file, the oldest pieces can be written back to it ([`backing`]). Only the
 //!   place of such a piece changes.

@@ -10,10 +10,11 @@
 //!
 //! Resident folios are in one of three queues (see [`crate::queue`]). New ones are on *probation*
 //! and are staged first, as long as they are at least 1/[`PROBATION_SHARE`] of all. Active ones are
-//! staged only when few are on probation. Before either, reclaim stages *cached* folios: they came
-//! back from the store, still have a swap-cache entry, and are not active. Most are unchanged
-//! since, so their eviction costs nothing. So a pass over read-only data evicts nothing that must
-//! be compressed, and less of the data that is written once and soon freed is compressed.
+//! staged only when few are on probation. Before both queues, reclaim stages *cached* folios, as
+//! long as they are at least 1/[`CACHED_SHARE`] of all. A cached folio came back from the store,
+//! still has a swap-cache entry, and is not active. Most cached folios are unchanged, so their
+//! eviction costs nothing. Thus a pass over read-only data evicts nothing that must be compressed,
+//! and data that is written once and soon freed is compressed less often.
 //!
 //! There is no lock.
 

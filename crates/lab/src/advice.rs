@@ -1,15 +1,15 @@
 //! Advice: how much slower a recorded program would be within other limits.
 //!
-//! The replay says which faults a run within a limit has. The recorded run says what they cost: its
-//! fault histograms, and a short measurement of a fault that does nothing. What neither of them
-//! knows stays unknown ([`Unknown`]).
+//! The replay shows which faults a run within a limit has. The recorded run shows the cost of these
+//! faults: it has fault histograms, and a short measurement of a fault that does nothing. A
+//! slowdown that neither source determines stays unknown ([`Unknown`]).
 //!
-//! The time without a limit is that of the recorded run without its faults, and without what other
-//! programs made its threads wait for a CPU. Each fault takes the
-//! average time of its kind, and a round trip, which happens before the agent reads the message and
-//! after it wakes the thread. What the kernel itself takes for new pages does not count. Threads
-//! that run side by side wait side by side. A run is never shorter than all of its work on all
-//! CPUs.
+//! The time without a limit is the time of the recorded run minus the time of its faults and the
+//! time that its threads waited for a CPU. Each fault takes the average time of its kind plus a
+//! round trip: the part of the fault before the agent reads the message and after it wakes the
+//! thread. The time that the kernel itself would need for new pages is no cost of faults. Threads
+//! that run concurrently also wait concurrently, so waits are divided by the number of threads. A
+//! predicted run is never shorter than its CPU time divided by the number of CPUs.
 
 mod points;
 mod text;
@@ -20,13 +20,13 @@ use crate::workload::Recorded;
 use foliomem_types::counters::FaultKind;
 use serde::Serialize;
 
-/// Minimum number of faults of a kind whose average is a cost.
+/// Minimum number of faults of a kind for which their average time counts as the cost.
 const MIN_MEASURED_FAULTS: u64 = 20;
-/// Maximum part of the predicted time that faults of a kind without a cost may take, in per cent,
-/// at the cost of the dearest kind.
+/// Maximum time that faults of a kind without a known cost may take, in per cent of the time
+/// without a limit, if each costs as much as a fault of the dearest kind.
 const MAX_UNMEASURED_PERCENT: f64 = 2.0;
-/// Part of the recorded run that remains without its faults at least: noise must not make it
-/// vanish.
+/// Minimum time of the run without its faults, as a part of its recorded time: noise must not
+/// reduce that time to nothing.
 const MIN_BASE: f64 = 0.01;
 /// The kinds of faults that a replay has.
 const KINDS: [FaultKind; 3] = [FaultKind::FirstTouch, FaultKind::Home, FaultKind::SwapIn];
@@ -105,7 +105,7 @@ impl Unknown {
     }
 }
 
-/// What faults cost, from a recorded run.
+/// The costs of faults, derived from a recorded run.
 #[derive(Clone, Debug)]
 pub struct Predictor {
     recorded: Recorded,
@@ -121,7 +121,7 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// Makes a predictor from what a run took.
+    /// Makes a predictor from the measured times of a run.
     ///
     /// # Errors
     /// Fails if the trace has no times.
@@ -136,9 +136,9 @@ impl Predictor {
         let threads = ((program_ns + delayed_ns + waited_ns) / elapsed_ns).max(1.0);
         let (cost_ns, swpin_page_ns) = costs(recorded);
         let round_trips_ns = round_trips_ns(recorded, &Work::of(recorded));
-        // The program computed at least for its CPU time without its side of the faults.
+        // The program computed at least for its CPU time minus its share of the round trips.
         let computed_ns = (program_ns - round_trips_ns / 2.0) / threads;
-        // The faults, and what kept threads and their handlers from running.
+        // The time that threads and their handlers waited for a CPU.
         let held_up_ns = delayed_ns + recorded.companion_delay_us as f64 * 1e3;
         let lost_ns = held_up_ns + waited_ns + round_trips_ns - kernel_ns(recorded);
         let without_faults_ns = elapsed_ns - lost_ns / threads;
@@ -156,7 +156,7 @@ impl Predictor {
         self.threads
     }
 
-    /// Returns how many times as long as without a limit a run with this work takes.
+    /// Returns the time of a run with this work as a multiple of its time without a limit.
     ///
     /// # Errors
     /// Fails if the recorded run does not tell what these faults cost.
@@ -191,8 +191,8 @@ impl Predictor {
     }
 }
 
-/// Returns what the kernel would have taken for the memory of first touches: at most what they
-/// took.
+/// Returns the time that the kernel would have needed to populate the memory of first touches: at
+/// most the time that these faults took.
 fn kernel_ns(recorded: &Recorded) -> f64 {
     let populated_ns = recorded.allocated_pages as f64 * recorded.populate_page_ns as f64;
     populated_ns.min(recorded.faults(FaultKind::FirstTouch).waited_ns as f64)
@@ -202,15 +202,16 @@ fn round_trips_ns(recorded: &Recorded, work: &Work) -> f64 {
     work.all_faults() as f64 * recorded.round_trip_ns as f64
 }
 
-/// Returns what a fault of each kind costs on average, `None` if the run had too few, and what a
-/// page costs that is swapped in.
+/// Returns the average cost of a fault of each kind (`None` if the run had too few of that kind),
+/// and the average cost of a swapped-in page.
 fn costs(recorded: &Recorded) -> ([Option<f64>; KINDS.len()], f64) {
-    // Handlers that waited for a CPU served as much longer.
+    // Handlers that waited for a CPU needed longer for each fault, by this factor.
     let stretch = 1.0 + recorded.companion_delay_us as f64 / recorded.companion_cpu_us.max(1) as f64;
     let served_ns = |kind: FaultKind| recorded.faults(kind).waited_ns as f64 / stretch;
     let is_known = |kind: FaultKind| recorded.faults(kind).faults >= MIN_MEASURED_FAULTS;
     let each_ns = |kind: FaultKind, served_ns: f64| served_ns.max(0.0) / recorded.faults(kind).faults.max(1) as f64;
-    // A swap-in does what a second chance does, and decompresses pages: its own and those ahead.
+    // A swap-in costs as much as a second chance, plus the decompression of its own pages and of
+    // pages read ahead.
     let home_ns = if is_known(FaultKind::Home) { each_ns(FaultKind::Home, served_ns(FaultKind::Home)) } else { 0.0 };
     let swap_in_ns = each_ns(FaultKind::SwapIn, served_ns(FaultKind::SwapIn));
     let swap_in_alone_ns = if recorded.swpin_pages > 0 { swap_in_ns.min(home_ns) } else { swap_in_ns };

@@ -145,7 +145,7 @@ fn advise(args: &LabAdviseArgs) -> Result<u8, CommandError> {
         move |error| CommandError::Advice(path, error)
     };
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
-    // Before the replays: later is too late to learn that it cannot be written.
+    // Creates the file before the replays, so that an unwritable path fails at once.
     let json = json.map(|path| File::create(path).map_err(unwritable(path)).map(|file| (path, file))).transpose()?;
     let summary = Summary::of(&args.trace)?;
     let limits_mib = limits_mib(&args.at, "at", summary.peak_pages * PAGE_BYTES as u64)?;

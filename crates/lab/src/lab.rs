@@ -190,8 +190,8 @@ impl Lab {
     fn fault(&mut self, page: PageNumber, access: Access) -> Result<(), LabError> {
         self.faults += 1;
         self.machine().spend(self.machine().costs().fault_ns.into());
-        // The thread that serves the fault would have read ahead until the fault arrived, often the
-        // faulting page itself.
+        // The thread that serves this fault would have read ahead until the fault arrived, and
+        // would often have fetched the faulting page itself.
         self.ahead_ns = 0;
         self.read_ahead();
         let served = self.engine.fault(&mut (), page);
@@ -220,7 +220,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Counts a fault if foliomem would have served it: before it activates, the kernel serves all.
+    /// Counts a fault that foliomem would have served: before foliomem activates, the kernel serves
+    /// all faults.
     fn count(&mut self, served: Served) {
         self.is_activated = self.is_activated || Pacing::Watermarks.activates(&self.engine.room());
         if let (true, Served::Done(kind)) = (self.is_activated, served) {

@@ -43,7 +43,7 @@ struct Numbers {
     values: [Option<u64>; 3],
 }
 
-/// The names of those columns.
+/// The names of the columns after `kind`.
 const NUMBERS: [&str; 9] =
     ["first_page", "pages", "to_page", "pid", "compressed_bytes", "lost_events", "value_1", "value_2", "value_3"];
 

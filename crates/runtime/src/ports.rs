@@ -120,8 +120,8 @@ impl LinuxPorts {
     }
 
     /// Gives the arena and all managed memory back to the system, except control blocks of threads
-    /// and the pages `kept`. Publishes the size again and again meanwhile: what the process shared
-    /// counts more for others at once.
+    /// and the pages `kept`. Publishes the process's size repeatedly meanwhile: pages that it
+    /// shared count more for their other sharers at once.
     ///
     /// # Safety
     /// No process accesses the rest of the memory any more. No thread of the agent reads or writes

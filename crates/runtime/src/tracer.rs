@@ -24,11 +24,12 @@ const UNMANAGED_MIN_US: u64 = 50_000;
 /// (1/2^4).
 const LIMIT_STEP_SHIFT: u32 = 4;
 
-/// Unmanaged pages. Memory that is new or being unmapped looks like them for a while.
+/// The unmanaged pages. Memory that is new or being unmapped counts as unmanaged for a while.
 #[derive(Default)]
 struct Unmanaged {
     recorded_pages: i64,
-    /// Time since which there are more than recorded, in microseconds, and the minimum since then.
+    /// Time since which there are more unmanaged pages than recorded, in microseconds, and their
+    /// minimum number since then.
     more: Option<(u64, i64)>,
 }
 
@@ -65,7 +66,7 @@ pub(crate) struct Tracer {
     is_on: bool,
     unmanaged: Mutex<Unmanaged>,
     recorded_limit_pages: AtomicI64,
-    /// The limit when the monitor looked last.
+    /// The limit at the monitor's last check.
     seen_limit_pages: AtomicI64,
     /// Number of events that had no room in the ring.
     lost: Mutex<u64>,

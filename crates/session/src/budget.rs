@@ -28,22 +28,23 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 /// Maximum age of a sample, in nanoseconds, when a charge is refused: an older sample is repeated
 /// first. A read of `statm` takes about 2 us.
 const STALE_NS: u64 = 50_000;
-/// Minimum age in nanoseconds of the sum of other processes before it is made anew. It takes about
-/// 10 ns for each process.
+/// Minimum age, in nanoseconds, at which the sum of the other processes' sizes is computed again.
+/// The computation takes about 10 ns for each process.
 const OTHERS_STALE_NS: u64 = 20_000;
-/// Share of the limit that charges leave free, as a shift (1/2^6, or 1/2^4 for a process that
-/// shares pages), for memory that nobody charges: what the program touches before it is managed,
-/// the agent's own, and copies of shared pages that are made to swap them out.
+/// Headroom: the share of the limit that charges leave free, as a shift (1/2^6, or 1/2^4 for a
+/// process that shares pages). It is for memory that nobody charges: memory that the program
+/// touches before it is managed, agent memory, and copies of shared pages that are made to swap
+/// them out.
 const HEADROOM_SHIFT: u32 = 6;
 const SHARING_HEADROOM_SHIFT: u32 = 4;
-/// Minimum headroom where it is no more than that of a process that shares pages: 1 MiB.
+/// Minimum headroom: 1 MiB, but at most the headroom of a process that shares pages.
 const HEADROOM_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 /// Overrun that is tolerated silently, as a shift of the limit (1/2^5): reclaim needs a little
 /// memory to free more.
 const TOLERANCE_SHIFT: u32 = 5;
-/// Warn about an overrun that lasts 100 ms,
+/// Warn about an overrun that lasts longer than 100 ms.
 const LONG_NS: u64 = 100_000_000;
-/// or about one of a quarter of the limit (1/2^2) at once.
+/// Warn at once about an overrun of a quarter of the limit, as a shift (1/2^2).
 const LARGE_SHIFT: u32 = 2;
 /// Minimum unmanaged memory, in pages, to be named as the reason of an overrun: 8 MiB, because the
 /// figure includes the agent's own memory.
@@ -52,18 +53,21 @@ pub(crate) const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 /// others.
 const YIELD_NS: u64 = 300_000_000;
 /// Time in nanoseconds for which a process waits for others while the tree is over its limit. After
-/// that, waiting is known to help nobody, until the tree has been within its limit for
-/// [`RECOVERY_NS`]: one that hovers at its limit would wait at each write to a shared page.
+/// that time waiting has not helped, so no process waits again before the tree has been within its
+/// limit for [`RECOVERY_NS`]. Otherwise a tree that hovers at its limit would wait at each write to
+/// a shared page.
 const MAX_YIELD_NS: u64 = 2_000_000_000;
 const RECOVERY_NS: u64 = 1_000_000_000;
-/// A process waits longer while the tree's processes share 4 MiB less in each 40 ms. Reclaim of
-/// shared pages frees nothing before the last process has swapped them out, which may take longer
-/// than [`MAX_YIELD_NS`]. Slower reclaim is not worth waiting for: a tree whose data does not
-/// compress into its limit waited at each swap-in, and took five times as long.
+/// A process waits longer than [`MAX_YIELD_NS`] while the memory that the tree's processes share
+/// shrinks by 4 MiB in each 40 ms ([`UNSHARING_NS`]). Reclaim of shared pages frees nothing before
+/// the last process has swapped them out, which may take that long. Slower reclaim is not worth
+/// waiting for: a tree whose data does not compress into its limit waited at each swap-in, and took
+/// five times as long.
 const UNSHARED_BYTES: u64 = 4 << 20;
 const UNSHARING_NS: u64 = 40_000_000;
-/// Maximum number of processes of a tree for which that holds. Many processes that fork all the
-/// time share less and less all the time, and their agents may not fit into the limit.
+/// Maximum number of processes in a tree that waits for shrinking shared memory
+/// ([`UNSHARED_BYTES`]). In a tree of many processes that fork all the time, shared memory shrinks
+/// all the time, and the agents may not fit into the limit.
 const MAX_UNSHARING: u32 = 16;
 
 /// The part of a budget that belongs to one process, and differs in the child of a fork.
@@ -102,8 +106,8 @@ pub struct Budget {
     exceeded_since_ns: AtomicU64,
     /// Time since which the tree is within its limit, in nanoseconds; 0 while it is not.
     within_since_ns: AtomicU64,
-    /// The memory that the tree's processes shared when it last became less, in bytes, and when
-    /// that was, in nanoseconds.
+    /// The memory that the tree's processes shared when this amount last fell, in bytes, and the
+    /// time of that fall, in nanoseconds.
     tree_shared_bytes: AtomicU64,
     unshared_ns: AtomicU64,
     is_detached: AtomicBool,
@@ -362,8 +366,8 @@ impl Budget {
     }
 
     /// Returns whether the published size may fall to what was measured at `measured_ns`. A shared
-    /// page that this process has swapped out counts more for the others, and they must publish
-    /// that first: the sum would be too small meanwhile.
+    /// page that this process has swapped out counts more for its other sharers. They must publish
+    /// their larger sizes first; otherwise the sum would be too small meanwhile.
     pub fn may_share_more(&self, measured_ns: u64) -> bool {
         self.control.others_shares_known_ns(self.process.slot) >= measured_ns
     }
@@ -398,7 +402,7 @@ impl Budget {
     }
 
     /// Notes that the engine does not hold `unmanaged_pages` of the process. Warns if they alone
-    /// exceed the limit, because no fault would.
+    /// exceed the limit: unmanaged memory causes no fault that would warn.
     pub fn note_unmanaged(&self, unmanaged_pages: i64) {
         self.unmanaged_pages.store(unmanaged_pages, Relaxed);
         if unmanaged_pages > self.limit_pages() {
@@ -423,8 +427,9 @@ impl Budget {
         })
     }
 
-    /// Returns whether the tree is over its limit, not for long unless its processes quickly share
-    /// less and less, and some process of it has freed memory recently.
+    /// Returns whether the tree is over its limit but shrinks, so that waiting may help: a process
+    /// of the tree has freed memory recently, and the tree has not been over its limit for long or
+    /// its shared memory shrinks quickly.
     pub fn is_shrinking(&self) -> bool {
         self.update_others();
         let now = now_ns();
@@ -440,7 +445,7 @@ impl Budget {
     }
 }
 
-/// Keeps in `word` the time since which something is true, in nanoseconds; 0 while it is not.
+/// Keeps in `word` the time since which `is_true` holds, in nanoseconds; 0 while it is false.
 /// Returns that time.
 fn time_since(word: &AtomicU64, is_true: bool) -> Option<u64> {
     if !is_true {

@@ -5,9 +5,10 @@
 //! process that claims a cluster without holders raises the count from 0 to 1, then sets its bit. A
 //! fork raises the count of all clusters of the parent before the child exists.
 //!
-//! A process can be killed at any instruction. Its row says which clusters it held. A process that
-//! finds it dead decrements their counts. If it was killed between count and bit, the run does not
-//! use the cluster again.
+//! A process can be killed at any instruction. Its row then still shows the clusters that it held.
+//! The next process that finds the owner of the row dead decrements the counts of these clusters.
+//! If the owner was killed between raising a count and setting the bit, the run does not use that
+//! cluster again.
 //!
 //! A holder discards a cluster in which no holder has data. The supervisor discards clusters that
 //! nobody has held for long enough, and holds them meanwhile.
@@ -299,8 +300,8 @@ impl SwapSpace {
         self.undiscarded.words[word].fetch_and(!bit, Ordering::Relaxed);
     }
 
-    /// Discards clusters that ended or sharing processes left behind with data. The supervisor
-    /// calls this from time to time.
+    /// Discards clusters without holders that their last holders, which ended or shared them, did
+    /// not discard. The supervisor calls this from time to time.
     pub fn discard_left(&self, file: &OwnedFd) {
         let how = self.discard();
         if how == Discard::Never {

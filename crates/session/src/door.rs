@@ -35,7 +35,7 @@ use std::time::Duration;
 
 /// Maximum time that a program waits for the supervisor, which a terminal may have stopped.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Maximum number of searches of a process's ancestors; an ancestor that ends spoils one.
+/// Maximum number of searches of a process's ancestors; a search may fail because an ancestor ends.
 const MAX_SEARCHES: u32 = 4;
 /// Maximum number of ancestors of a process that a search visits: more than any tree has.
 const MAX_GENERATIONS: u32 = 1 << 16;

@@ -107,13 +107,13 @@ pub struct Run {
 /// forgets those that have ended.
 #[derive(Default)]
 pub struct Runs {
-    /// The only run to find, if it is not all of them.
+    /// The only run to find; `None` finds all runs.
     only: Option<Inode>,
     known: BTreeMap<Inode, Arc<Mapped<Control>>>,
 }
 
 impl Runs {
-    /// Returns what finds one run alone.
+    /// Returns a set that finds only the run with this segment.
     pub fn only(segment: Inode) -> Runs {
         Runs { only: Some(segment), ..Runs::default() }
     }
@@ -121,12 +121,13 @@ impl Runs {
     /// Returns the runs that go on and that the caller may look at, by the pids of their
     /// supervisors. A run of another version of foliomem is left out.
     ///
-    /// Only a supervisor has the segment both mapped and open for longer than a moment. Descriptors
-    /// are looked at first: reading `maps` makes a process wait that changes its mappings.
+    /// Only a supervisor has the segment both mapped and open for longer than a moment. The
+    /// function checks descriptors first: reading `maps` blocks a process that changes its
+    /// mappings.
     pub fn look(&mut self) -> Vec<Run> {
         let (mut running, mut seen) = (Vec::new(), BTreeMap::new());
         let mut candidates: Vec<u32> = all_pids().filter(|&pid| has_open(pid)).collect();
-        // A child that the supervisor has just forked has the same.
+        // A child that the supervisor has just forked has the segment mapped and open, too.
         candidates.sort_unstable();
         for pid in candidates {
             let is_wanted =

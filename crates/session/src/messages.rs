@@ -21,13 +21,13 @@ pub enum Excess {
     Unevictable = 2,
     /// Much of the memory is unmanaged.
     Unmanaged = 4,
-    /// The data would fit compressed, but the program grows faster than that can be done.
+    /// The data would fit compressed, but the program grows faster than the agent can compress.
     SlowReclaim = 8,
     /// Forked processes share pages, and each makes copies of what it writes.
     Shared = 16,
     /// The data does not compress well enough, and the swap file has no room for the rest.
     SwapFull = 32,
-    /// Processes without the agent take it.
+    /// Processes without the agent take the memory.
     WithoutAgent = 64,
 }
 

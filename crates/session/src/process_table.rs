@@ -1,10 +1,10 @@
 //! The process table: a slot of the control segment for each process of a run.
 //!
-//! A slot belongs to one address space: that of the process whose pid it holds. It is free when
-//! that process ends or executes another program, which claims a slot of its own. The companion
-//! marks the end; if the companion was killed, the kernel marks it
-//! ([`foliomem_sys::process_exit_notice`]). A marked process counts no more. The supervisor, or a
-//! process that needs a slot, adds the counters of ended processes to the totals.
+//! A slot belongs to the address space of the process whose pid it holds. The slot is free when
+//! that process ends, or executes another program, which claims a new slot. The companion marks the
+//! end; if the companion was killed, the kernel marks it ([`foliomem_sys::process_exit_notice`]). A
+//! marked process counts no more. The supervisor, or a process that needs a slot, adds the counters
+//! of ended processes to the totals.
 //!
 //! The only lock is that of the totals. It names its owner, so that another process can break it if
 //! the owner is killed. No other lock is taken under it.
@@ -19,8 +19,8 @@ use foliomem_types::counters::Counters;
 use rustix::process::Pid;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Maximum number of simultaneous processes of a run. The limit does not cover further ones, which
-/// a notice says once.
+/// Maximum number of simultaneous processes of a run. The limit does not cover further processes;
+/// foliomem reports that once.
 pub const MAX_PROCESSES: usize = 1024;
 /// In `ended`: the companion has begun to end by itself.
 const ENDING: u32 = 1;
@@ -73,12 +73,12 @@ impl ProcessSlot {
         self.measured_bytes.load(Ordering::Relaxed)
     }
 
-    /// The supervisor: the process is idle.
+    /// Marks the process as idle. The supervisor calls it.
     pub fn mark_idle(&self) {
         self.idle.store(1, Ordering::Relaxed);
     }
 
-    /// The supervisor: the process is not idle.
+    /// Marks the process as not idle. The supervisor calls it.
     pub fn mark_busy(&self) {
         self.idle.store(0, Ordering::Relaxed);
     }
@@ -117,7 +117,7 @@ impl ProcessSlot {
     }
 
     /// Returns whether process `pid` of this slot, whose exit notice is marked, may still have its
-    /// memory. The supervisor must be able to see its end.
+    /// memory. Returns `false` for a nested process, whose end the supervisor cannot see.
     fn outlives_companion(&self, pid: u32) -> bool {
         // Acquire pairs with the Release in `mark_companion_ending`.
         self.ended.load(Ordering::Acquire) == ENDING && !identity::is_of_nested(pid)

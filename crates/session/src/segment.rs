@@ -205,8 +205,8 @@ impl Control {
         Control::visit(fd).map(Mapped::leak)
     }
 
-    /// As [`Control::of`], but the mapping ends when the caller drops it: the memory of an ended
-    /// run is freed when nobody maps its segment.
+    /// Maps the segment like [`Control::of`], but only until the caller drops the mapping: the
+    /// memory of an ended run is freed when nobody maps its segment.
     pub fn visit(fd: OwnedFd) -> Result<Mapped<Control>, ControlError> {
         let stat = rustix::fs::fstat(&fd).map_err(|errno| ControlError::System("read", errno))?;
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));

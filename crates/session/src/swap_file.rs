@@ -74,7 +74,7 @@ pub enum CreateError {
         /// The remedy for the user.
         remedy: &'static str,
     },
-    /// The size exceeds that of the device.
+    /// The requested size exceeds the size of the device.
     #[error("the block device {path} has only {mib} MiB, {missing_mib} MiB less than asked for", path = .path.display())]
     Device {
         /// The device.

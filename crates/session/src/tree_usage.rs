@@ -30,7 +30,8 @@ pub struct Peaks {
 /// How much a run has waited for memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryStall {
-    /// The time: each moment counts by the share of the threads that do not sleep which wait.
+    /// Time that threads have waited for memory, in nanoseconds. Each moment counts in proportion
+    /// to the share of the non-sleeping threads that wait.
     pub stall_ns: u64,
     /// How many times the run has begun to thrash.
     pub thrashing: u64,
@@ -54,7 +55,7 @@ impl Control {
         let taken_bytes = self.tree_measured_bytes().max(ended_bytes);
         self.header.taken_peak_bytes.fetch_max(taken_bytes, Ordering::Relaxed);
         self.follow_need();
-        // A limit that follows the need has followed this very figure.
+        // If the limit follows the need, `follow_need` has kept the peak of the need itself.
         let needed_bytes = match self.header.settings.need_divisor.load(Ordering::Relaxed) {
             0 => self.tree_needed_bytes().max(ended_bytes),
             _ => self.need_peak_bytes(),
@@ -127,7 +128,7 @@ impl Control {
         self.header.unmanaged_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the earliest [`ProcessSlot::shares_known_ns`] of the processes other than that of
+    /// Returns the earliest [`ProcessSlot::shares_known_ns`] of all processes except the one of
     /// `slot`.
     pub fn others_shares_known_ns(&self, slot: SlotIndex) -> u64 {
         let own: *const ProcessSlot = self.process(slot);
@@ -135,7 +136,7 @@ impl Control {
         others.map(|process| process.shares_known_ns.load(Ordering::Relaxed)).min().unwrap_or(u64::MAX)
     }
 
-    /// Returns the memory that counts for other processes than those that have it, in bytes.
+    /// Returns the sum of [`ProcessSlot::shared_bytes`] over the living processes, in bytes.
     pub(crate) fn tree_shared_bytes(&self) -> u64 {
         let shared = self.living().map(|process| process.shared_bytes.load(Ordering::Relaxed));
         // The program may have overwritten any of these words.
@@ -165,7 +166,7 @@ impl Control {
         MemoryStall { stall_ns, thrashing }
     }
 
-    /// Returns the number of living processes that change their size, and that of all living
+    /// Returns the number of living processes that change their size, and the number of all living
     /// processes.
     pub fn awake_processes(&self) -> (u32, u32) {
         let awake = self.living().map(|process| process.awake.load(Ordering::Relaxed));
@@ -220,8 +221,8 @@ impl Control {
             each.fold((self.unmanaged_bytes(), 0), add)
         };
         // A child moves half of its parent's figure to its own slot. A sum that reads the parent
-        // before and the child after the move counts that half twice. Two equal sums in a row are
-        // free of this.
+        // before and the child after the move counts that half twice. Two equal sums in a row rule
+        // this out.
         let mut seen = sum();
         for _ in 0..MAX_READS {
             let again = sum();

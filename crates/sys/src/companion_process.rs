@@ -11,9 +11,10 @@
 //! namespace), the intermediate only waits for the answer. The companion is then a child that only
 //! waits with `__WALL` or `__WCLONE` report.
 //!
-//! The starting thread sleeps in the kernel's wait of vfork(2) meanwhile. A program may look at the
-//! state of its child to learn that the child sleeps in a call of its own, which is state `S`. In
-//! any other wait, the child of a fork would look so before the fork has returned.
+//! The starting thread sleeps in the kernel's wait of vfork(2) meanwhile. The state under `/proc`
+//! is then `D`. In any other wait of the agent the state would be `S`: a program that polls its
+//! child for state `S`, to learn that the child sleeps in a system call of the program, would be
+//! misled before the fork has returned.
 //!
 //! As soon as memory can be swapped out, a *guard* process runs beside the companion and shares its
 //! descriptors. If the companion is killed, the guard keeps the userfaultfd open, so that the
@@ -39,7 +40,7 @@ use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Interval at which a thread that waits for the companion checks that it is alive.
+/// Interval at which a thread that waits for the companion checks that the companion is alive.
 const ANSWER_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum number of yields to an intermediate that is about to end.
 const MAX_YIELDS: u32 = 1000;
@@ -58,7 +59,7 @@ pub struct Stacks {
 /// The reason why the monitor wakes up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// Another thread has called it, or its time is over.
+    /// Another thread has woken the monitor, or the time to sleep is over.
     Called,
     /// The kernel has cleared the exit word.
     Exit,
@@ -89,7 +90,7 @@ pub struct Companion {
     is_over: AtomicBool,
     /// Number of the program under `/proc`; 0 if it is unknown.
     program_number: AtomicU32,
-    /// What the program and the companion have agreed on about the end: a [`Farewell`].
+    /// The agreement of the program and the companion about the program's end: a [`Farewell`].
     farewell: AtomicU32,
     /// The pages of the control block of the thread that has asked the companion to end.
     last_pages: [AtomicUsize; BLOCK_PAGES],
@@ -234,9 +235,9 @@ impl Companion {
         // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static, like
         // `self`.
         let intermediate = unsafe { thread::spawn(&spec, entry, argument) }?;
-        // The intermediate has left the memory, and ends within microseconds. A filter may forbid
-        // this thread to yield, and a real-time thread may keep the CPU although it yields; then it
-        // sleeps until that end, in state `S`.
+        // The intermediate no longer uses the memory, and ends within microseconds. A filter may
+        // forbid this thread to yield, or the intermediate may get no CPU because this is a
+        // real-time thread. Then this thread sleeps until the intermediate has ended, in state `S`.
         let yields = if fork_call::has_filter() { 0 } else { MAX_YIELDS };
         let is_reaped = (0..yields).any(|_| {
             let is_reaped = thread::reap_ended(intermediate);
@@ -292,7 +293,7 @@ impl Companion {
         Pid::from_raw(self.id.load(Ordering::Acquire) as i32)
     }
 
-    /// The guard: waits until the companion has ended, where it may not open a pidfd.
+    /// Waits until the companion has ended. The guard calls it if it may not open a pidfd.
     pub fn wait_for_end(&self) {
         thread::wait_until_cleared(&self.id, None);
     }

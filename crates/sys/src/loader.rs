@@ -20,7 +20,7 @@ const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 /// The bit of a symbol's version that marks a version other than the default one.
 const VERSION_HIDDEN: u16 = 0x8000;
-/// What the file name of musl's loader begins with.
+/// Prefix of the file name of musl's loader.
 const MUSL: &[u8] = b"ld-musl-";
 /// Types of symbols (`STT_NOTYPE`, `STT_FUNC`, `STT_GNU_IFUNC`).
 const TYPE_NONE: u8 = 0;
@@ -80,9 +80,9 @@ pub(crate) struct Object<'a>(&'a LinkMap);
 
 /// Returns the loader's information for debuggers about the base namespace.
 ///
-/// glibc's loader calls it `_r_debug`, musl's loader has a pointer to it. Both names are weak and
-/// have no version, so each loader, of any age, can load this code: it needs neither library by its
-/// name.
+/// glibc's loader calls it `_r_debug`, musl's loader has a pointer to it. Both symbols are weak and
+/// have no version. So either loader, of any version, can load this code, which depends on neither
+/// C library by name.
 pub(crate) fn debug_info() -> *const DebugInfo {
     let (glibc, musl): (*const DebugInfo, *const *const DebugInfo);
     // SAFETY: this reads two entries of the global offset table, which are 0 without such a symbol.

@@ -216,7 +216,7 @@ fn ask(maps: impl AsFd, address: usize, flags: u64) -> Result<Mapping, Errno> {
         // gives.
         let mut asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
         if asked == Err(Errno::NAMETOOLONG) {
-            // Meanwhile the address belongs to another mapping, that of a file.
+            // Meanwhile a mapping of a file has replaced the mapping at this address.
             has_name = false;
             (query.vma_name_addr, query.vma_name_size) = (0, 0);
             // SAFETY: PROCMAP_QUERY takes a `procmap_query`, and this one refers to no buffers any

@@ -72,8 +72,8 @@ pub fn unlock_page(start: usize) {
     let _ = unsafe { munlock(pointer(start), PAGE_BYTES) };
 }
 
-/// Frees the pages of `range`, locked ones too. It must not be registered with a userfaultfd: the
-/// call would wait until the message about it is read.
+/// Frees the pages of `range`, locked ones too. The range must not be registered with a
+/// userfaultfd: the call would wait until its message is read.
 ///
 /// # Safety
 /// Nobody needs the content of the range.

@@ -57,7 +57,7 @@ impl MoveProbe {
         self.move_all(self.program.start(), self.home.start(), piece_bytes)
     }
 
-    /// Moves all pages from the region at `from` to that at `to`, with one call for each
+    /// Moves all pages from the region at `from` to the region at `to`, with one call for each
     /// `piece_bytes`.
     fn move_all(&self, from: usize, to: usize, piece_bytes: usize) -> Result<(), MoveProbeError> {
         for at in (0..self.home.len()).step_by(piece_bytes) {

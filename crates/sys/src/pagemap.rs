@@ -129,8 +129,9 @@ pub fn is_huge(pagemap: impl AsFd, address: usize) -> bool {
     regions == Ok(1)
 }
 
-/// Returns how many of the first bytes of `len` have moved from `from` to `to`: the pages that are
-/// there and no longer here. Before the move, each page was in one of the two places.
+/// Returns how many bytes at the start of the `len` bytes have moved from `from` to `to`: the
+/// leading pages that exist at `to` and no longer at `from`. Before the move, each page was in one
+/// of the two places.
 pub fn moved_bytes(pagemap: impl AsFd, to: usize, from: usize, len: usize) -> usize {
     let is_there = |page: usize| {
         let mut found = false;
@@ -178,8 +179,8 @@ pub fn each_run(pagemap: impl AsFd, range: Range<usize>, found: &mut dyn FnMut(R
     run.into_iter().for_each(|(run, entry)| found(run, entry));
 }
 
-/// Returns the number of anonymous resident pages of the process of `statm`: resident less shared
-/// ones.
+/// Returns the number of anonymous resident pages, from a process's `statm`: resident pages less
+/// shared pages.
 pub fn anon_resident_pages(statm: impl AsFd) -> u64 {
     let mut text = [0u8; 128];
     let read = rustix::io::pread(statm, &mut text, 0).unwrap_or(0);
@@ -193,24 +194,24 @@ fn anon_resident(statm: &[u8]) -> u64 {
     resident.unwrap_or(0).saturating_sub(shared.unwrap_or(0))
 }
 
-/// Returns the number of minor faults of the process of `stat`, over all its threads.
+/// Returns the number of minor faults of all threads of a process, from its `stat`.
 pub fn minor_faults(stat: impl AsFd) -> Option<i64> {
     field_of(stat, 10)
 }
 
-/// Returns the exit status, as wait(2) returns it, of the process of `stat`, which has ended and is
-/// not yet reaped.
+/// Returns the exit status of a process that has ended and is not yet reaped, from its `stat`. The
+/// status has the form of wait(2).
 pub fn exit_status(stat: impl AsFd) -> Option<i32> {
     field_of(stat, 52)
 }
 
-/// Returns the number of threads of the process of `stat`.
+/// Returns the number of threads of a process, from its `stat`.
 pub fn threads(stat: impl AsFd) -> Option<u32> {
     field_of(stat, 20)
 }
 
-/// Returns the number of minor faults of the calling process, which is the companion: it has some
-/// while it makes pages for the program.
+/// Returns the number of minor faults of the calling process, the companion. It faults while it
+/// makes pages for the program.
 pub fn own_minor_faults() -> i64 {
     // SAFETY: the struct consists of integers, for which zero is valid, and getrusage(2) fills it.
     unsafe {

@@ -4,8 +4,9 @@
 //! The loader runs the constructors of preloaded libraries, and then jumps to the program's entry
 //! point. A loader that cannot load a library goes on without it. So the supervisor traces the
 //! program (ptrace(2)) up to that jump, and lets it go on only if the library has reported. The
-//! kernel names the entry point in the auxiliary vector. It holds a breakpoint meanwhile, which is
-//! set anew after each execve(2): a constructor may call that.
+//! kernel names the entry point in the auxiliary vector. During this time the entry point holds a
+//! breakpoint. The supervisor sets it anew after each execve(2), because a constructor may call
+//! execve(2).
 //!
 //! A program that may not be traced starts without being held.
 
@@ -25,11 +26,11 @@ const ENTRY_BYTES: usize = 16;
 /// How a program got to its entry point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
-    /// It is held there, until it is let go.
+    /// The program is held at its entry point, until it is let go.
     Held,
-    /// It has ended before. The exit code is 128 + n after signal n.
+    /// The program has ended before its entry point. The exit code is 128 + n after signal n.
     Ended(u8),
-    /// It cannot be traced, and runs.
+    /// The program cannot be traced, and runs.
     Unheld,
 }
 

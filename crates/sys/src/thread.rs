@@ -37,11 +37,10 @@ const CANARY_OFFSET: usize = 0x28;
 /// Offset in the control block of the pointer to the dynamic thread vector, in the C library's
 /// threads.
 const MARK_OFFSET: usize = 8;
-/// The value at that offset in threads of the agent. It is odd, so it is not a pointer.
+/// The value at [`MARK_OFFSET`] in threads of the agent. It is odd, so it is not a pointer.
 const MARK: usize = 0x666f_6c69_6f6d_656d | 1;
 
-/// Returns the address of the calling thread's errno if the thread is of the agent, `None` for
-/// others.
+/// Returns the address of the calling thread's errno if this is a thread of the agent.
 pub fn own_errno() -> Option<*mut i32> {
     let (thread_pointer, mark): (usize, usize);
     // SAFETY: by the x86-64 ABI the first word of the control block is its address, and the second
@@ -50,7 +49,7 @@ pub fn own_errno() -> Option<*mut i32> {
         asm!("mov {}, fs:[0]", "mov {}, fs:[{}]", out(reg) thread_pointer, out(reg) mark, const MARK_OFFSET,
             options(nostack, readonly));
     }
-    // `spawn` has left room for it below the control block.
+    // `spawn` has left room for errno right below the control block.
     (mark == MARK).then(|| std::ptr::with_exposed_provenance_mut(thread_pointer - size_of::<usize>()))
 }
 
@@ -98,10 +97,11 @@ pub struct Spec<'a> {
     pub kind: Kind,
     /// The stack, which no other living thread uses.
     pub stack: &'a Region,
-    /// The only CPU on which it may run; `None` for the caller's CPUs.
+    /// The only CPU on which the new thread may run; `None` for the caller's CPUs.
     pub cpu: Option<usize>,
-    /// The word for its id. The kernel writes the id before [`spawn`] returns. When the thread
-    /// ends, the kernel clears the word and wakes sleepers on it (a futex of the shared kind).
+    /// The word for the id of the new thread or process. The kernel writes the id before [`spawn`]
+    /// returns. When the thread ends, the kernel clears the word and wakes sleepers on it (a futex
+    /// of the shared kind).
     pub id: &'a AtomicU32,
 }
 
@@ -147,8 +147,8 @@ pub unsafe fn spawn(spec: &Spec<'_>, entry: extern "C" fn(*mut u8), argument: *m
     id_of(result)
 }
 
-/// Fills `bytes` bytes from `start` on with zeros. Writes only to pages that have others, because
-/// an untouched page takes no memory as long as it is only read. Both are multiples of a page.
+/// Fills `bytes` bytes from `start` on with zeros; both are multiples of a page. Writes only to
+/// pages with other content: an untouched page that is only read takes no memory.
 ///
 /// # Safety
 /// Nothing else reads or writes the range.
@@ -271,14 +271,14 @@ pub fn is_only_user_of_memory() -> bool {
     unsafe { syscall3(raw::__NR_unshare as usize, raw::CLONE_VM as usize, 0, 0) == 0 }
 }
 
-/// Whose memory a thread uses.
+/// The memory that a thread uses, compared with the caller's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryOf {
     /// The caller's memory.
     Caller,
     /// Other memory, or none any more.
     Other,
-    /// The kernel does not tell, or there is no such thread.
+    /// The kernel refuses to compare, or there is no such thread.
     Unknown,
 }
 
@@ -391,7 +391,7 @@ fn sigprocmask(set: *const u64, before: *mut u64) {
 /// number. The C library's `syscall` would set errno, which threads of the agent do not have.
 ///
 /// # Safety
-/// The contract is that of the call.
+/// The caller keeps the contract of the system call.
 pub(crate) unsafe fn syscall3(number: usize, a: usize, b: usize, c: usize) -> isize {
     // SAFETY: the caller keeps the contract of the call.
     unsafe { syscall4(number, a, b, c, 0) }
@@ -400,7 +400,7 @@ pub(crate) unsafe fn syscall3(number: usize, a: usize, b: usize, c: usize) -> is
 /// Makes a system call with four arguments, like [`syscall3`].
 ///
 /// # Safety
-/// The contract is that of the call.
+/// The caller keeps the contract of the system call.
 pub(crate) unsafe fn syscall4(number: usize, a: usize, b: usize, c: usize, d: usize) -> isize {
     // SAFETY: the caller keeps the contract of the call.
     unsafe { syscall5(number, [a, b, c, d, 0]) }
@@ -409,7 +409,7 @@ pub(crate) unsafe fn syscall4(number: usize, a: usize, b: usize, c: usize, d: us
 /// Makes a system call with five arguments, like [`syscall3`].
 ///
 /// # Safety
-/// The contract is that of the call.
+/// The caller keeps the contract of the system call.
 pub(crate) unsafe fn syscall5(number: usize, [a, b, c, d, e]: [usize; 5]) -> isize {
     // SAFETY: the caller keeps the contract of the call.
     unsafe { syscall6(number, [a, b, c, d, e, 0]) }
@@ -418,7 +418,7 @@ pub(crate) unsafe fn syscall5(number: usize, [a, b, c, d, e]: [usize; 5]) -> isi
 /// Makes a system call with six arguments, like [`syscall3`].
 ///
 /// # Safety
-/// The contract is that of the call.
+/// The caller keeps the contract of the system call.
 pub(crate) unsafe fn syscall6(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
     // SAFETY: this follows the x86-64 convention for system calls; the caller keeps the contract of

@@ -32,13 +32,12 @@ const LIST_REACH_BYTES: usize = 64;
 const ENDS_WITH_BYTES: usize = 1024;
 /// Maximum number of pages of a block and its area for rseq(2).
 pub const BLOCK_PAGES: usize = BLOCK_BYTES.div_ceil(PAGE_BYTES) + 2;
-/// Where the area for rseq(2) begins, from the start of a block, in bytes; 0 without one.
+/// Offset of the area for rseq(2) from the start of a block, in bytes; 0 without such an area.
 static RSEQ_OFFSET: AtomicIsize = AtomicIsize::new(0);
-/// Where the list of robust mutexes begins, from the start of a block, in bytes; 0 if that is
-/// unknown.
+/// Offset of the list of robust mutexes from the start of a block, in bytes; 0 if unknown.
 static LIST_OFFSET: AtomicUsize = AtomicUsize::new(0);
-/// Positions of a block's own address in the block, in words: that of `fs:[0]` by the ABI, and that
-/// of glibc's name for the thread.
+/// Positions of a block's own address in the block, in words: `fs:[0]` by the ABI, and the field
+/// `self` of glibc's `tcbhead_t`.
 const SELF_WORDS: [usize; 2] = [0, 2];
 /// Minimum alignment of a block, in bytes.
 const BLOCK_ALIGN: usize = 64;
@@ -80,8 +79,9 @@ pub fn own_id_word() -> Option<(usize, u32)> {
     words.filter(holds_id).map(|address| (address, id)).next()
 }
 
-/// Notes where the program's C library has what the kernel accesses: in all threads at the same
-/// distance from the block. A thread of the program calls it before any of the functions below.
+/// Notes the offsets from a control block of the rseq(2) area and of the list of robust mutexes,
+/// which the kernel accesses. The offsets are the same in all threads. A thread of the program
+/// calls this function before any of the functions below.
 pub fn note_layout() {
     let list = robust_list(rustix::thread::gettid()).unwrap_or(0);
     let offset = list.wrapping_sub(own().start);
@@ -95,8 +95,8 @@ pub fn note_layout() {
 }
 
 /// Returns the control block of `thread`, or `None` if it has no list of robust mutexes. If the
-/// layout is unknown, that is only the part around the list that the kernel uses when the thread
-/// ends; it contains the id.
+/// layout is unknown, returns only the part around the list that the kernel uses when the thread
+/// ends. This part contains the id.
 pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
     let list = robust_list(thread)?;
     match LIST_OFFSET.load(Ordering::Relaxed) {

@@ -1,8 +1,8 @@
 //! Asynchronous writes: a ring of io_uring(7) for one thread and one file.
 //!
 //! The ring belongs to the thread that made it. Forks do not copy its memory (`MADV_DONTFORK`); the
-//! threads of the child make rings of their own. Its system calls bypass the C library, whose
-//! `syscall` the agent replaces.
+//! threads of the child make rings of their own. The ring's system calls bypass the C library,
+//! whose `syscall` the agent replaces.
 //!
 //! The kernel may forbid io_uring (ENOSYS, EPERM, `kernel.io_uring_disabled`). A program may
 //! install a filter (seccomp) later that kills it for unknown system calls. So a thread with a

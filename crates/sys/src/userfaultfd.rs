@@ -338,8 +338,9 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Returns whether a mapping change is pending whose message has not been read. The kernel then
-    /// refuses to fill pages before it checks the range, so an empty request shows it.
+    /// Returns whether a mapping change is pending, because no handler has read its message yet.
+    /// While a change is pending, the kernel refuses to fill pages with EAGAIN, before it checks
+    /// the range. So a request with an empty range shows a pending change and fills nothing.
     pub fn mapping_is_changing(&self) -> bool {
         let mut request = raw::uffdio_zeropage { range: range(0, 0), mode: 0, zeropage: 0 };
         // SAFETY: UFFDIO_ZEROPAGE takes a `uffdio_zeropage`. The kernel refuses an empty range.
@@ -350,9 +351,9 @@ impl Userfaultfd {
     /// Returns whether the page at `address` is registered with this userfaultfd. It may also
     /// return `false` while a mapping change is pending.
     ///
-    /// For registered private memory, UFFDIO_CONTINUE fails with another error than for memory that
-    /// nobody has registered. Then registering again shows whose it is: the kernel allows that only
-    /// to the userfaultfd that has registered the memory.
+    /// For registered private memory, UFFDIO_CONTINUE fails with EINVAL; for unregistered memory it
+    /// fails with another error. A second registration then shows whether this userfaultfd has
+    /// registered the memory: the kernel refuses it to any other userfaultfd.
     pub fn is_registered(&self, address: usize) -> bool {
         let mut request = raw::uffdio_continue { range: range(address, PAGE_BYTES), mode: 0, mapped: 0 };
         // SAFETY: UFFDIO_CONTINUE takes a `uffdio_continue`. The kernel refuses it for private
@@ -374,8 +375,8 @@ impl Userfaultfd {
     /// protection and the marker of the page.
     ///
     /// [`Userfaultfd::is_registered`] gives an untouched mapping an `anon_vma` of its own. The
-    /// kernel never merges two mappings with different ones, so that would keep mappings apart that
-    /// are one to the program.
+    /// kernel never merges two mappings with different `anon_vma`s, so mappings that are one to the
+    /// program would stay split. This function does not have that effect.
     pub fn is_registered_unmarked(&self, address: usize) -> bool {
         self.unprotect(address, PAGE_BYTES).is_ok() && self.register(address, PAGE_BYTES, Mode::Faults).is_ok()
     }
@@ -422,7 +423,7 @@ pub fn device() -> Result<OwnedFd, Errno> {
     rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())
 }
 
-/// Makes a userfaultfd by the device.
+/// Makes a userfaultfd with the ioctl of the open `/dev/userfaultfd`.
 pub(crate) fn ask_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize;
     // SAFETY: USERFAULTFD_IOC_NEW takes the flags by value and returns a new descriptor.

@@ -86,7 +86,7 @@ fn mask() -> u64 {
     mask
 }
 
-/// Waits for `child` and returns its exit code, or 128 and the number of its signal.
+/// Waits for `child` and returns its exit code, or 128 plus the number of the signal that ended it.
 fn wait(child: i32) -> i32 {
     let mut status = 0;
     // SAFETY: waitpid(2) only writes the status.

@@ -7,8 +7,9 @@
 //!
 //! The content is a list of records. A record is a byte (the event's tag, and whether the process
 //! differs from the previous one), then varints: the process if it differs, microseconds since the
-//! previous record, the event's numbers. Page numbers are differences to the previous one of any
-//! process. Each block starts anew. Numbers are little endian.
+//! previous record, the event's numbers. A page number is stored as its difference to the previous
+//! page number of any process. Each block starts with all previous values at zero. Numbers are
+//! little endian.
 //!
 //! Reading any file gives records, or an error with the file, the offset and the reason.
 #![forbid(unsafe_code)]

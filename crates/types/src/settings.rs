@@ -8,7 +8,7 @@ use crate::size_policy::SizePolicy;
 use crate::units::Order;
 use std::num::NonZeroU32;
 
-/// The smallest arena, in bytes: a small budget has room to move folios.
+/// Minimum size of the arena in bytes, so that a small budget, too, leaves room to move folios.
 pub const ARENA_MIN_BYTES: usize = 1 << 30;
 
 /// The limit of a tree of processes.
@@ -79,7 +79,7 @@ pub struct Configuration {
 
 impl Configuration {
     /// Returns the plainest configuration with a limit: single pages, each compressed alone with
-    /// lz4, and everything that is on or off is off.
+    /// lz4, and all switches off.
     pub fn plain(limit: Limit) -> Configuration {
         Configuration {
             limit,

@@ -1,13 +1,13 @@
-//! Trace events: what a recorded run says about a program. Each event belongs to one process; all
-//! processes share one clock.
+//! Trace events: the record of how a program used its memory. Each event belongs to one process;
+//! all processes share one clock.
 //!
 //! An unmodified program does not report which pages it uses. The trace records first touches and
 //! mapping changes, which the agent receives as messages, and every page that reclaim makes
-//! non-resident and the program touches again. Its last events say what the whole run took: the
-//! supervisor adds them.
+//! non-resident and the program touches again. The last events of a trace give the totals of the
+//! whole run; the supervisor adds these events.
 //!
-//! An event is a tag and three numbers, in the ring between processes and in the file. Those
-//! modules define how wide they write the numbers.
+//! An event is a tag and three numbers, both in the ring between processes and in the trace file.
+//! The modules of the ring and of the file define the width of the numbers.
 
 use crate::counters::FaultKind;
 use crate::units::{BLOCK_PAGES, PAGE_BYTES, PageNumber};

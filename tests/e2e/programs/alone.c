@@ -1,5 +1,5 @@
-/* What a program can see of the threads and processes beside it. Each question is asked in a child of a fork before memory is
- * swapped out, in one afterwards, and by the program itself.   alone QUESTION MIB */
+/* A program must not see the agent's threads and processes. Each question is asked three times: in a forked child before
+ * memory is swapped out, in a forked child afterwards, and in the program itself.   alone QUESTION MIB */
 #include "checked.h"
 #include <dirent.h>
 #include <errno.h>
@@ -20,7 +20,7 @@ static const char *say(const char *what) {
     return text;
 }
 
-/* The status of a child, or of what went wrong with it. */
+/* Waits for a child and returns its wait status; -1 if the wait fails. */
 static int status_of(pid_t child) {
     int status = -1;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
@@ -31,7 +31,7 @@ static int status_of(pid_t child) {
 
 static const char *user_namespace(void) { return unshare(CLONE_NEWUSER) ? say("unshare(CLONE_NEWUSER)") : NULL; }
 
-/* A mount namespace is entered only by a process that shares its directories with nobody. */
+/* setns(2) refuses a mount namespace to a process that shares its root and working directory (CLONE_FS). */
 static const char *mount_namespace(void) {
     int ready[2];
     if (pipe(ready)) return say("pipe");
@@ -80,7 +80,7 @@ static int all_tasks(pid_t *tasks) {
     return count;
 }
 
-/* A number of this process that its /proc/self/status, or that of a task, has behind `name`. */
+/* Returns the number that follows `name` in /proc/self/task/TASK/status; -1 if there is none. */
 static long status_number(pid_t task, const char *name) {
     char path[64], line[256];
     long number = -1;
@@ -92,7 +92,7 @@ static long status_number(pid_t task, const char *name) {
     return number;
 }
 
-/* Python warns of a fork by this number. */
+/* Returns the number of threads from /proc/self/stat. Python warns about a fork if it is more than 1. */
 static long stat_threads(void) {
     char text[1024] = "";
     int fd = open("/proc/self/stat", O_RDONLY);
@@ -129,7 +129,7 @@ static void become_nobody(int signal) {
     atomic_fetch_add(&answers, 1);
 }
 
-/* As libpsx and stack dumpers do: a signal for every task, and a wait for all answers. */
+/* Signals every task and waits for all answers, as libpsx and stack dumpers do. */
 static const char *signal_all(void (*handler)(int)) {
     pid_t ids[MAX_TASKS];
     start_threads(2);
@@ -167,7 +167,8 @@ static const char *setuid_by_library(void) {
 
 // ---- children ----
 
-/* No wait finds a child. With `kinds` those of children that were made by clone without a signal, too. */
+/* Checks that no wait call finds a child. With `kinds`, also tries the flags that find children of a clone without a
+ * signal (__WALL, __WCLONE). */
 static const char *find_no_child(int kinds) {
     int status, flags[] = { 0, WNOHANG, WUNTRACED, WCONTINUED, WNOHANG | WUNTRACED | WCONTINUED, __WNOTHREAD | WNOHANG };
     int clone_flags[] = { __WALL, __WALL | WNOHANG, __WCLONE | WNOHANG, __WALL | WUNTRACED | WCONTINUED | WNOHANG };
@@ -198,7 +199,7 @@ static void on_death(int signal) {
     atomic_fetch_add(&deaths, 1);
 }
 
-/* One SIGCHLD for one child, however many processes of the agent end meanwhile. */
+/* Each child causes exactly one SIGCHLD, although processes of the agent may end meanwhile. */
 static const char *sigchld(void) {
     struct sigaction action = { .sa_handler = on_death, .sa_flags = SA_RESTART };
     sigaction(SIGCHLD, &action, NULL);
@@ -213,7 +214,7 @@ static const char *sigchld(void) {
     return NULL;
 }
 
-/* It would adopt orphans, and has none. */
+/* A subreaper adopts orphans. It must not find processes of the agent among its children. */
 static const char *subreaper(void) {
     if (prctl(PR_SET_CHILD_SUBREAPER, 1)) return say("PR_SET_CHILD_SUBREAPER");
     const char *fault = find_no_child(0);
@@ -221,7 +222,7 @@ static const char *subreaper(void) {
     return fault;
 }
 
-/* Adopts the orphans of its children, and nobody else. */
+/* A subreaper adopts the orphan that its child leaves, and no process of the agent. */
 static const char *orphans(void) {
     if (prctl(PR_SET_CHILD_SUBREAPER, 1)) return say("PR_SET_CHILD_SUBREAPER");
     int ends[2];
@@ -246,7 +247,7 @@ static const char *orphans(void) {
 
 // ---- groups and sessions ----
 
-/* How many processes are in this one's session or process group. */
+/* Returns the number of other processes in the session or the process group of this process. */
 static int companions_in_session(void) {
     DIR *directory = opendir("/proc");
     int count = 0;
@@ -259,7 +260,7 @@ static int companions_in_session(void) {
 }
 
 static const char *session(void) {
-    // In its own group of its own session. (Run alone, it begins so.)
+    // Become leader of a new session and process group. setsid fails if the process is a leader already.
     if (setsid() < 0 && getsid(0) != getpid()) return say("setsid");
     if (companions_in_session()) return "others are in the program's session or group";
     int ready[2], go[2];
@@ -271,14 +272,14 @@ static const char *session(void) {
         if (write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) < 0) _exit(2);
         _exit(companions_in_session() != 1);
     }
-    // Before its fork returns, the child is not alone.
+    // The agent may start processes during the fork. Once the child has written, the fork has returned.
     if (read(ready[0], &byte, 1) != 1) return "the child has ended";
     const char *fault = companions_in_session() == 1 ? NULL : "a fork brings others into the session";
     close(go[1]);
     return status_of(child) ? "the child's session or group has others" : fault;
 }
 
-/* What is sent to the process group kills or stops the group, and nothing of what serves its memory. */
+/* A signal to the process group stops or kills the group, but not the processes that serve its memory. */
 static const char *kill_group(void) {
     for (int signal = SIGSTOP; signal; signal = signal == SIGSTOP ? SIGKILL : 0) {
         pid_t child = fork();

@@ -1,5 +1,5 @@
-// Hands memory to the kernel by reference, leaves it as it is, and checks that a reader gets that content after everything
-// has been swapped out. All system calls are made inline: no function of the C library tells of them.
+// Hands memory to the kernel by reference (vmsplice, zero copy) and does not change it. After memory pressure has swapped
+// everything out, a reader must still get the content. The agent cannot intercept the calls, because they are inline.
 // Usage: by_reference vmsplice|fifo|tee|child|onward|zerocopy|sendzc|fixed
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@
 
 #define PAGE 4096UL
 #define LENT_PAGES 256UL
-// The first before anything is swapped out, the second after.
+// The first round begins before anything is swapped out, the second one after.
 #define ROUNDS 2
 #define PRESSURE_PAGES (96UL << 8)
 #ifndef MSG_ZEROCOPY
@@ -63,7 +63,7 @@ static char *map(size_t pages) {
     return at;
 }
 
-// Writes three times the limit twice: what is older goes out, and its frames are used again.
+// Writes three times the limit twice, so that older pages are swapped out and their frames reused.
 static void press(void) {
     static char *at;
     if (!at) at = map(PRESSURE_PAGES);
@@ -108,7 +108,7 @@ static void make_fifo(int ends[2]) {
     rmdir(directory);
 }
 
-// How many pages come through a pipe wrong.
+// Returns the number of pages that have wrong content after they went through a pipe.
 static size_t through_pipe(const char *how, char *at, uint64_t salt) {
     int ends[2], others[2] = { -1, -1 };
     if (!strcmp(how, "fifo")) make_fifo(ends); else make_pipe(ends);
@@ -130,8 +130,8 @@ static size_t through_pipe(const char *how, char *at, uint64_t salt) {
     return wrong;
 }
 
-// A child has the only end of the pipe, when the parent has closed its own, and reads late. With `onward` it passes the pages
-// on to a pipe of its own at once.
+// A child reads the pipe only after memory pressure, and the parent has closed its own read end. With `onward` the child
+// first moves the pages into a second pipe by splice(2).
 static size_t through_child(int onward, char *at, uint64_t salt) {
     int ends[2], go[2];
     make_pipe(ends);

@@ -42,7 +42,7 @@ static void verify(size_t index) {
             fail("wrong content", index);
 }
 
-/* Small ones, some of pages, and now and then one that has a mapping of its own. */
+/* Returns a random block size: mostly small, sometimes some pages, rarely so large that malloc maps the block by itself. */
 static size_t size(unsigned *state) {
     unsigned kind = next(state) % 64;
     return 1 + next(state) % (kind == 0 ? 65 * MEAN_BYTES : kind < 16 ? 4 * MEAN_BYTES : MEAN_BYTES / 2);

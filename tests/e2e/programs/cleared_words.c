@@ -1,4 +1,5 @@
-/* Threads by clone(2), whose words the kernel clears when they end, in memory that is swapped out meanwhile.   cleared_words MIB */
+/* Threads by clone(2) with CLONE_CHILD_CLEARTID. The words that the kernel clears at their ends are swapped out
+ * meanwhile.   cleared_words MIB */
 #include "checked.h"
 #include <linux/futex.h>
 #include <sched.h>

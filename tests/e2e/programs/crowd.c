@@ -1,4 +1,5 @@
-// So many children at once, each of which fills memory of its own and changes some of its parent's: `crowd PARENT_MIB CHILDREN`.
+// Many children at once, each of which fills new memory and changes some memory that it shares with its parent:
+// `crowd PARENT_MIB CHILDREN`.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>

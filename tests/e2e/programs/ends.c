@@ -17,7 +17,7 @@ static void raw_exit(int code) {
     for (;;) syscall(SYS_exit, code);
 }
 
-/* A second user of the memory checks it when the first has gone. */
+/* Runs in a second process that shares the memory: waits until the first process has ended, and checks the memory. */
 static int outlive(void *parent) {
     while (getppid() == *(pid_t *)parent) nap(0.001);
     nap(0.1);
@@ -40,7 +40,7 @@ static void *last(void *is_prepared) {
     return NULL;
 }
 
-/* A process whose memory has a second user, by `clone` or `vfork`, that outlives it. */
+/* Starts a process that shares its memory with a child (`clone` or `vfork`), and checks that the child outlives it. */
 static const char *be_outlived(const char *how) {
     int status;
     if (pipe(done)) return "pipe";
@@ -100,7 +100,7 @@ int main(int argc, char **argv) {
         raw_exit(0);
     }
     if (!strcmp(how, "vfork")) {
-        // Its verdict goes to stdout.
+        // The child writes its verdict to done[1], which is stdout here.
         done[1] = 1;
         if (vfork() == 0) outlive(&self);
     }

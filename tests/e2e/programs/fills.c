@@ -1,4 +1,4 @@
-/* Gets COUNT pieces of so many MIB and fills each at once, at the speed of memory; says whether they hold what was written. */
+/* Allocates COUNT pieces of MIB MiB, fills each one at once, and prints whether all hold the written content. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -44,17 +44,17 @@ int main(int argc, char **argv) {
     data = reserve(mib, 1);
     pressure = reserve(3 * mib, 2);
     pthread_t thread;
-    // Strict mode is for one thread, and its calls are too few to wait for another one.
+    // Seccomp's strict mode applies to one thread only. It allows no futex call, so that thread cannot wait for another one.
     if (!is_strict) {
         pthread_barrier_init(&started, NULL, 2);
         pthread_barrier_init(&filtered, NULL, 2);
         if (pthread_create(&thread, NULL, other, NULL)) return 2;
-        // A thread that starts needs calls of its own.
+        // The other thread starts before the filter, because a starting thread makes further system calls.
         pthread_barrier_wait(&started);
     }
     if (is_late) prepare(mib);
     forbid(how);
-    // More of the limit is needed now.
+    // Filling the memory under the filter needs more of the limit.
     prepare(mib);
     int right = is_right();
     if (!is_strict) {

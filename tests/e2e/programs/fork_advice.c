@@ -1,5 +1,5 @@
-// Advice about forks, given by inline system calls: the child finds zeros where MADV_WIPEONFORK was said, and all of the rest,
-// wherever it was. Usage: fork_advice before|after (the memory is swapped out)
+// MADV_WIPEONFORK by inline system calls: a child finds zeros in the wiped ranges and the content of all others, whether
+// the pages were resident or swapped out. Usage: fork_advice before|after (the memory is swapped out)
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static int holds(const char *at, uint64_t page, uint64_t salt) {
     return 1;
 }
 
-// Every third stretch of 16 pages is wiped; the last quarter was, and is kept again.
+// Every third stretch of 16 pages is wiped, except in the last quarter, where MADV_KEEPONFORK follows.
 static int is_wiped(size_t page) { return page / 16 % 3 == 0 && page < PAGES * 3 / 4; }
 
 static void advise(char *at) {

@@ -1,4 +1,4 @@
-/* Forks whose pthread_atfork handlers start a thread, a program, or fork themselves.
+/* Forks while pthread_atfork handlers are registered that start a thread, start a program, or fork.
  * fork_handlers MIB thread | program | fork | all */
 #define _GNU_SOURCE
 #include "fork_paths.h"

@@ -1,4 +1,4 @@
-// MADV_DONTFORK: a child has nothing where the parent said so, and all of the rest; so has a grandchild. The parent keeps
+// MADV_DONTFORK: a child and a grandchild lack the ranges that the parent left out, and have all others. The parent keeps
 // everything. Usage: fork_left_out before|after (the memory is swapped out)
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,7 +30,7 @@ static int is_mapped(char *at) {
     return mincore(at, PAGE, &in_core) == 0 || errno != ENOMEM;
 }
 
-// Every third stretch; from the second round on, the last quarter is copied again.
+// Every third stretch is left out. From the second round on, the last quarter is not (MADV_DOFORK).
 static int is_left_out(size_t page, int round) { return page / STRETCH % 3 == 1 && (round == 0 || page < PAGES * 3 / 4); }
 
 static void advise(char *at, int round) {
@@ -45,7 +45,7 @@ static size_t wrong_pages(char *at, int round, int left_out) {
     return wrong;
 }
 
-// The wrong pages that a child finds, and its child.
+// Forks a chain of `generation` + 1 descendants. Returns the number of wrong pages that they find.
 static size_t in_child(char *at, int round, int generation) {
     pid_t child = fork();
     if (child < 0) return 99;

@@ -45,7 +45,7 @@ pid_t make_child(const char *path, void *handle, int (*body)(void)) {
     return child;
 }
 
-/* The caller has a child that runs `body` as a daemon, and ends. */
+/* Runs `body` as a daemon by daemon(3): the caller exits, and its child runs `body`. */
 void make_daemon(void *handle, int (*body)(void)) {
     int (*do_daemon)(int, int) = daemon;
     if (handle) do_daemon = dlsym(handle, "daemon");

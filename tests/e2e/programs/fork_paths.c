@@ -1,4 +1,4 @@
-/* Makes children by every path into the C library while most memory is swapped out, and checks that parent and child have theirs.
+/* Forks by every function of the C library while most memory is swapped out. Parent and child check their memory.
  * fork_paths MIB linked | handle | deepbind LIBRARY | namespace LIBRARY */
 #define _GNU_SOURCE
 #include "fork_library.c"

@@ -50,7 +50,7 @@ static void filter(unsigned answer, int count, const int *numbers) {
     if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) { perror("seccomp"); exit(2); }
 }
 
-/* How many of some forks go wrong; the trapped call is uname(2), which nobody else makes. */
+/* Forks several times and returns the number of wrong results. Only this test makes the trapped call, uname(2). */
 static int forks(void) {
     int wrong = 0;
     for (int turn = 0; turn < 5; turn++) {

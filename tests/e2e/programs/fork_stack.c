@@ -1,4 +1,4 @@
-/* Forks from a thread that has only so many bytes of stack left, by every path.
+/* Forks by each function and system call that forks, from a thread with only BYTES of stack left.
  * fork_stack MIB BYTES */
 #define _GNU_SOURCE
 #include "fork_library.c"

@@ -1,4 +1,5 @@
-// Memory in pieces, each right above a guard as a thread's stack is, and threads that come and go between them: `guarded MIB`.
+// Maps pieces of memory, each directly above a guard as a thread's stack is, while threads start and end between them:
+// `guarded MIB`.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
-// Guards: what they cover reads as zeros once they are removed, wherever its content was.
+// Guard regions (MADV_GUARD_INSTALL): the pages read as zeros after removal, whether they were resident or swapped out.
 // Usage: guards WAY swift|slow|threads
 //   ways: inline, pidfd: without the C library (inline_call.h); function, syscall, pidfd-syscall, handle, namespace: with it
 //   swift: installed and removed at once, between two touches of the page
-//   slow: everything is swapped out once more while they stand
-//   threads: swift, while another thread reads all that lies between
+//   slow: everything is swapped out once more while the guards are installed
+//   threads: as swift, while another thread reads the pages between the guards
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -61,7 +61,7 @@ static long advise_by(char *at, size_t bytes, int advice) {
         return syscall(SYS_process_madvise, own_pidfd(), &vector, 1, advice, 0) == (long)bytes ? 0 : errno;
     if (!strcmp(way, "handle") && !found) found = madvise_of(dlopen("libc.so.6", RTLD_NOW));
     if (!strcmp(way, "namespace") && !found) found = madvise_of(dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW));
-    // The errno of another namespace is not ours.
+    // A C library in another namespace has an errno of its own, which this code cannot read.
     return found(at, bytes, advice) ? EINVAL : 0;
 }
 

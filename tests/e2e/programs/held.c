@@ -1,4 +1,4 @@
-/* Memory that is mostly swapped out, of a program that somebody looks at from outside.   held HOW MIB
+/* A program whose memory is mostly swapped out, for tests that inspect it from outside.   held HOW MIB
  * `wait`: prints "ready", waits for a byte, and checks. `threads`: checks in threads and in children of forks. */
 #include "checked.h"
 #include <pthread.h>

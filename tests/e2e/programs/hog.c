@@ -1,4 +1,4 @@
-// `hog MIB MS`: touches so many MiB of data that does not compress, and holds them for so many milliseconds.
+// `hog MIB MS`: fills MIB MiB with incompressible data and keeps them for MS milliseconds.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// A system call that is made inline: no function of the C library tells of it. With -DLIBRARY the program itself cannot make
-// one: the code for it comes with a library, $INLINE_CALLS, which is loaded with the first call.
+// Makes system calls inline, so that the agent cannot intercept them in the C library. With -DLIBRARY the code is in the
+// library $INLINE_CALLS, which the first call loads, and not in the program.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

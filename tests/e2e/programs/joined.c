@@ -1,4 +1,4 @@
-// Maps memory right above memory that is in use, and grows both as the one mapping that they are.
+// Maps memory directly above memory in use. The kernel merges both into one mapping, which one mremap then grows.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static char *map(char *at, size_t bytes, int protection, int fixed) {
 }
 
 int main(int count, char **arguments) {
-    // So much that memory is managed under the limit.
+    // With this much memory the agent activates under the test's limit.
     size_t most = (size_t)(count > 1 ? atol(arguments[1]) : 96) * MIB;
     memset(map(NULL, most, PROT_READ | PROT_WRITE, 0), 1, most);
     for (int round = 0; round < 8; round++) {

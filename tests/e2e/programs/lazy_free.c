@@ -1,5 +1,5 @@
-// Memory that is freed lazily (MADV_FREE) and written again at once, again and again, as some allocators do: writing again makes no
-// fault as long as the kernel has left the pages. Then everything is verified.
+// Frees memory lazily (MADV_FREE) and writes it again at once, repeatedly, as some allocators do. A write causes no fault
+// while the kernel has not reclaimed the page. At the end everything is verified.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>

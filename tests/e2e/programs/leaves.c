@@ -1,4 +1,4 @@
-/* Nothing of a process that has ended is busy when its parent is told.   leaves MIB CHILDREN
+/* When a parent receives the exit of a process, the process keeps no file or segment in use.   leaves MIB CHILDREN
  *
  * A child swaps memory in and out, maps a System V segment and ends; then its executable file is written, and the segment
  * has one attachment. Every second child ends with another thread that reads swapped-out memory: it reads nothing else. */
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
         if (status) fault = "an executed child's memory";
         else if (!has_thread && written < 0) fault = strerror(errno);
         close(written);
-        /* What a thread keeps busy is so for some milliseconds. */
+        /* A thread of the ended child may keep the executable and the segment in use for some milliseconds. */
         for (int tries = 0; has_thread && tries < 1000; tries++) {
             shmctl(segment, IPC_STAT, &state);
             written = open(path, O_RDWR);

@@ -1,4 +1,4 @@
-// A program that limits itself to little more than it needs, as sandboxes do, fills what it may, and verifies it:
+// Sets a resource limit (RLIMIT_AS or RLIMIT_DATA) for itself, as sandboxes do, fills memory, and verifies it:
 // `limits as|data LIMIT_MIB FILL_MIB`.
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* A program with functions of the C library of its own, which keep books in memory that is swapped out. Built with
- * -fno-builtin -rdynamic, so that libraries bind to them; WITH says which ones. Prints OK, or WRONG. */
+/* A program that defines C library functions itself, each of which writes to memory that may be swapped out. It is built
+ * with -fno-builtin -rdynamic, so that libraries bind to these functions. OWN_* macros select them. Prints OK or WRONG. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -63,7 +63,7 @@ size_t strlen(const char *text) {
 #endif
 
 #ifdef OWN_CALLS
-/* None of these works: whoever calls them gets what cannot be right. */
+/* These functions all return errors or impossible values, so a caller in the agent would fail. */
 long syscall(long number, ...) { note(number); errno = ENOSYS; return -1; }
 int clock_gettime(clockid_t clock, struct timespec *time) { note(clock); time->tv_sec = time->tv_nsec = 0; return 0; }
 unsigned long getauxval(unsigned long type) { note(type); return 0; }
@@ -117,7 +117,7 @@ void *realloc(void *old, size_t bytes) {
 #endif
 
 #ifdef THREAD_LOCAL_MIB
-/* More than the agent's threads have room for. */
+/* More thread-local storage than the stacks of the agent's threads can hold. */
 static __thread volatile char thread_local[THREAD_LOCAL_MIB * MIB];
 #endif
 

@@ -1,4 +1,4 @@
-// Threads whose stacks are memory like any other (pthread_attr_setstack) fork, and check in parent and child what is on these stacks.
+// Threads fork whose stacks the program has mapped itself (pthread_attr_setstack). Parent and child check the stack content.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* As an allocator that purges: gives parts of its 64K chunks back with MADV_DONTNEED, reads others meanwhile, and uses the parts
- * again. Arguments: MiB and rounds. Verifies all it reads, and prints how many pages it has purged. */
+/* Purges as allocators do: discards parts of its 64K chunks with MADV_DONTNEED, reads other chunks, and uses the purged
+ * parts again. Arguments: MiB and rounds. Verifies all it reads, and prints how many pages it has purged. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

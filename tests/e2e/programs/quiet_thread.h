@@ -1,4 +1,4 @@
-// Threads that do not touch their control blocks for a while before they end, and who waits for them.
+// Threads that do not touch their control blocks for a while before they end, and a join with a timeout.
 #ifndef QUIET_THREAD_H
 #define QUIET_THREAD_H
 #include <errno.h>
@@ -14,14 +14,15 @@ static long call(long number, const void *argument) {
     return result;
 }
 
-// The calling thread sleeps and ends. No function of the C library: those use the block, for errno or against smashed stacks.
+// The calling thread sleeps and ends. C library functions would touch its control block (errno, the stack protector), so
+// it calls none.
 static void *end_quietly(const struct timespec *after) {
     call(SYS_nanosleep, after);
     call(SYS_exit, 0);
     return NULL;
 }
 
-// Whether it ends within 20 seconds.
+// Returns whether the thread ends within 20 seconds.
 static int has_ended(pthread_t thread) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);

@@ -1,4 +1,4 @@
-// Memory is filled, may only be read for a while, as collectors of garbage have it, and is written again.
+// Fills memory, makes it read-only for a while, as garbage collectors do, and writes it again.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
-// A run time's heap: reserves address space, makes parts of it accessible and not so again, with and without giving their content back,
-// puts code there, and moves what is still reserved. Checks all content, and that nothing is what it would not be by itself.
+// Uses memory as a language runtime's heap does: reserves address space, commits and decommits parts (with and without
+// MADV_DONTNEED), puts code there, and moves the reserved rest. Checks all content, and that code is not managed.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ static void expect(int is_right, const char *what) {
     if (!is_right) printf("%s\n", what), wrong++;
 }
 
-// Commits from below, as heaps do, and here and there; decommits some with and some without their content.
+// Commits pages in ascending order, as heaps do, and at random. Decommits pages, and discards half of those.
 static void commit_and_take_back(void) {
     size_t top = 0;
     for (int step = 0; step < STEPS; step++) {
@@ -76,7 +76,7 @@ int main(void) {
     mprotect(code + 48 * MIB, MIB, PROT_READ);
     for (size_t i = 0; i < MIB; i += PAGE) wrong += code[48 * MIB + i] != 0;
 
-    // What is reserved is one mapping to the program.
+    // The program may move the reserved rest by one mremap, so the rest must have stayed one mapping.
     char *rest = mmap(NULL, 64 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     mprotect(rest, 4 * MIB, PROT_READ | PROT_WRITE);
     memset(rest, 7, 4 * MIB);
@@ -89,7 +89,7 @@ int main(void) {
     }
     for (size_t i = 0; i < 4 * MIB; i++) wrong += rest[i] != 7 || code[i] != 5;
 
-    // Without a word from anybody, code is left alone.
+    // The agent must not register executable mappings with userfaultfd (the flag `um`).
     FILE *maps = fopen("/proc/self/smaps", "r");
     char line[512];
     int is_code = 0;

@@ -1,5 +1,5 @@
-/* Does what the zygote of a browser does: `sandboxed MIB HOW`. Each process checks its memory, and that it has one
- * thread and no children but its own. Prints "wrong N".
+/* Isolates itself as the zygote of a browser does: `sandboxed MIB HOW`. Each process checks its memory. It also checks
+ * that it sees one thread and no children but those that it forked. Prints "wrong N", the number of faults found.
  *
  * HOW: zygote     a child in new user, pid and network namespaces, which proves its credentials, checks that it is
  *                 single-threaded, enters an empty root directory, and forks a renderer with a pid namespace of its
@@ -9,9 +9,9 @@
  *      subreaper  orphans are adopted
  *      refused    this program, with `check`, under a filter that refuses what userfaultfd needs
  *      alone      the child of a fork under such a filter forks again
- *      user       becomes an ordinary user, and the child of a fork forks again
- *      early-user      likewise, before it fills its memory
- *      early-undumped  says that it is not to be dumped, before it fills its memory
+ *      user       the program becomes an ordinary user, and the child of a fork forks again
+ *      early-user      as `user`, but before the program fills its memory
+ *      early-undumped  the program forbids core dumps of itself (PR_SET_DUMPABLE) before it fills its memory
  *      check      the memory and the waits of this process only
  *      again      this program, with `check`, in the namespaces of `zygote` */
 #define _GNU_SOURCE
@@ -61,7 +61,7 @@ static long wrong(size_t from, size_t to, uint64_t key) {
     return found;
 }
 
-/* Threads of this process; 1 where /proc does not show it. */
+/* The number of threads of this process; 1 if /proc is not mounted. */
 static int threads(void) {
     DIR *tasks = opendir("/proc/self/task");
     if (!tasks) return 1;
@@ -71,7 +71,7 @@ static int threads(void) {
     return found;
 }
 
-/* Nobody but children of this program is waited for, and none is left. */
+/* Returns how many of two conditions fail: wait finds no child, and this process has one thread. */
 static long strangers(void) {
     pid_t waited = waitpid(-1, NULL, WNOHANG);
     long error = errno;
@@ -92,7 +92,7 @@ static void *check_half(void *half) {
     return (void *)(intptr_t)wrong(from, half ? count : count / 2, 2);
 }
 
-/* What a renderer may do: as in a browser, anything else is an error, or a signal that it does not survive. */
+/* Installs the system call filter of a renderer. As in a browser, a refused call fails or kills the process by SIGSYS. */
 static int set_filter(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -142,7 +142,7 @@ static long render(void) {
     return found + (waitpid(-1, NULL, WNOHANG) != -1);
 }
 
-/* In a new user namespace: is the user that made it. */
+/* Maps the user and the group that created this user namespace to themselves in it. */
 static long map_user(uid_t uid, gid_t gid) {
     const char *files[] = {"/proc/self/setgroups", "/proc/self/uid_map", "/proc/self/gid_map"};
     char lines[3][64] = {"deny"};
@@ -156,7 +156,7 @@ static long map_user(uid_t uid, gid_t gid) {
     return failed;
 }
 
-/* Has the parent see who we are. */
+/* Sends this process's credentials to the parent, which sees its pid in the parent's namespace. */
 static long prove(int socket) {
     struct ucred own = {getpid(), getuid(), getgid()};
     char byte = 0, space[CMSG_SPACE(sizeof own)] = {0};
@@ -187,7 +187,7 @@ static long enter_empty_root(void) {
     return failed + (access("/proc", F_OK) == 0);
 }
 
-/* A child that has its own memory, and a grandchild that has the child's. */
+/* Forks a child, which fills its memory anew, and a grandchild, which must find the child's content. */
 static long fork_twice(uint64_t key) {
     pid_t child = fork();
     if (child == 0) {
@@ -252,7 +252,7 @@ int main(int argc, char **argv) {
             _exit(finish(grandchild) + wrong(0, count, 1) + (getpid() != 1) != 0);
         }
         found += finish(child);
-        /* The child was the first process of its pid namespace: none can follow it. */
+        /* The child was the init process of its pid namespace. It has ended, so no process can be created there. */
         found += fork() != -1;
     } else if (!strcmp(how, "root")) {
         found += enter_empty_root();
@@ -266,7 +266,7 @@ int main(int argc, char **argv) {
             _exit(wrong(0, count / 2, 4) + wrong(count / 2, count, 1) != 0);
         }
         found += finish(child);
-        /* The orphan is ours, and exits as it should. */
+        /* This process adopts the orphan, which must exit with 7. */
         int status = 0, orphans = 0;
         while (waitpid(-1, &status, 0) > 0) orphans += WIFEXITED(status) && WEXITSTATUS(status) == 7;
         found += orphans != 1;

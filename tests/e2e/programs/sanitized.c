@@ -1,4 +1,4 @@
-/* So many MiB of heap, filled and checked twice, for programs that are built with a sanitizer; `leak` loses some of it at the end. */
+/* Fills some MiB of heap and checks them twice, for a build with a sanitizer. With `leak` the blocks are lost at the end. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ int main(int argc, char **argv) {
     printf("%s\n", is_right ? "OK" : "WRONG");
     fflush(stdout);
     if (argc > 2 && !strcmp(argv[2], "leak")) {
-        // Each by itself: a copy of one pointer may be left on the stack.
+        // Every pointer is cleared, because a copy of `all` on the stack would keep the blocks reachable.
         for (size_t at = 0; at < count; at++)
             all[at] = NULL;
         all = NULL;

@@ -1,18 +1,18 @@
 /* A program that maps, advises and touches memory as it is told on stdin, and verifies what it wrote at the end.
  * Commands, one a line, numbers in MiB:
- *   map N            a new mapping at a multiple of 2M; the one that the others are about. Some memory before it is
- *                    touched, and a moment waited, so that foliomem has seen it
- *   map-unseen N     the same without that, and by a system call of its own machine code, that foliomem does not hear
- *   part A B         the others are about MiB A to B of it
+ *   map N            makes a mapping at a multiple of 2M, which later commands work on. The program touches some memory
+ *                    before the mapping and waits a moment, so that foliomem registers the mapping
+ *   map-unseen N     makes such a mapping by an inline system call, which foliomem cannot intercept, and does not wait
+ *   part A B         later commands work on MiB A to B of the mapping only
  *   touch            writes every page
  *   huge, nohuge     madvise, through the C library; raw-huge through syscall()
  *   disable F        prctl(PR_SET_THP_DISABLE) with flags F
- *   lose-dontneed K, lose-free K, lose-rawfree K (by the program's own machine code), lose-unmap K
- *                    the first K KiB of each MiB are discarded, or unmapped page by page
+ *   lose-dontneed K, lose-free K, lose-rawfree K (by an inline system call), lose-unmap K
+ *                    discards the first K KiB of each MiB, or unmaps them page by page
  *   pageout, cold    madvise
- *   unmap, remap     remap moves it elsewhere, to a multiple of 2M
+ *   unmap, remap     remap moves the mapping to another multiple of 2M
  *   smaps            prints AnonHugePages of the process
- *   fork             goes on in a child, and ends with its exit code
+ *   fork             a child goes on; the parent waits and ends with the child's exit code
  *   verify
  * Prints "ok" after each. */
 #define _GNU_SOURCE
@@ -34,7 +34,7 @@
 struct unit {
     char *at;
     int touched;
-    /* Bytes at its start that are discarded (0 or what was there) or unmapped (nothing to be read). */
+    /* Bytes at the start of the unit that are discarded (they read as 0 or as before) or unmapped (they cannot be read). */
     size_t discarded, unmapped;
 };
 static struct unit units[MOST];
@@ -42,7 +42,7 @@ static int count, first, end;
 
 static void die(const char *what) { fprintf(stderr, "sizes: %s: %s\n", what, strerror(errno)); exit(1); }
 
-/* mmap by the program's own machine code. */
+/* mmap by an inline system call, which the agent cannot intercept. */
 static char *map_unheard(size_t len, long prot, long flags) {
     register long r10 __asm__("r10") = flags, r8 __asm__("r8") = -1, r9 __asm__("r9") = 0;
     long result;
@@ -57,7 +57,7 @@ static char *map_unheard(size_t len, long prot, long flags) {
     return (char *)result;
 }
 
-/* Somewhere at a multiple of 2M, with 1M before it: no huge page fits there. */
+/* Maps `len` bytes at a multiple of 2M, and 1 MiB directly before them, in which no huge page fits. */
 static char *map_aligned(size_t len, int unseen) {
     const int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
     char *at = unseen ? map_unheard(len + 4 * MIB, prot, flags) : mmap(NULL, len + 4 * MIB, prot, flags, -1, 0);
@@ -175,7 +175,7 @@ int main(void) {
         printf("ok\n");
     }
     verify();
-    /* What was said last is counted by then. */
+    /* The agent has time to count the last advice before the program ends. */
     usleep(20000);
     return 0;
 }

@@ -1,4 +1,5 @@
-// Touches single pages here and there, `step` KiB apart, three times over, and verifies them. What large folios bring besides is zeros.
+// Touches single pages, `step` KiB apart in a scattered order, three times, and verifies them. The other pages of a large
+// folio are zeros.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -6,7 +7,7 @@
 int main(int count, char **arguments) {
     size_t bytes = (size_t)atol(arguments[1]) << 20, step = (size_t)atol(arguments[2]) << 10, places = bytes / step, wrong = 0;
     if (count != 3) return 2;
-    // What is written before lies where memory is short.
+    // This memory is filled first, so that memory is short afterwards.
     size_t others_bytes = 64 << 20;
     char *others = mmap(NULL, others_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

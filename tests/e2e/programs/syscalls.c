@@ -255,7 +255,7 @@ static void via_ring(int registered) {
     check(out, 8, "io_uring's source, later");
 }
 
-// Children find zeros in what is to be wiped, also where it is out, and everything else.
+// MADV_WIPEONFORK: a child finds zeros in the wiped buffer, also if it was swapped out, and all other content.
 static void via_wipe(void) {
     prepare(8);
     if (madvise(in, size, MADV_WIPEONFORK)) fail("MADV_WIPEONFORK");
@@ -274,7 +274,7 @@ static void via_wipe(void) {
     }
 }
 
-// What has been a guard is zeros, also where it was out.
+// A range that was a guard reads as zeros after the guard is removed, also if its content was swapped out.
 static void via_guard(void) {
     const int install = 102, remove = 103;
     prepare(11);
@@ -286,8 +286,8 @@ static void via_guard(void) {
         if (in[i] != (i < part / 8 ? 0 : word(1011, i))) fail("word %zu is %#lx", i, in[i]);
 }
 
-// A limit and everything locked exclude each other. The right to lock more than is allowed is given up before: what the
-// agent has reserved would fill the machine.
+// A limit and locked memory exclude each other, so the agent lets mlockall succeed without locking. The program gives up
+// CAP_IPC_LOCK first: a call that reached the kernel would populate the agent's reserved address space and fill the machine.
 static void via_mlockall(void) {
     struct { unsigned version; int pid; } head = {0x20080522, 0};
     struct { unsigned effective, permitted, inheritable; } sets[2];

@@ -1,5 +1,6 @@
-// Many threads at once whose stacks may be managed end without touching their control blocks for a while before (see
-// thread_ends.c): `thread_crowd guard|default|filter THREADS`. Without a guard, with one so large by the process's default, or under a filter for system calls.
+// Many threads on stacks that may be managed end at once. None has touched its control block lately (see thread_ends.c).
+// `thread_crowd guard|default|filter THREADS`: guard: stacks have no guard; default: the process's default guard is 128K;
+// filter: as guard, and a seccomp filter is installed.
 #define _GNU_SOURCE
 #include "quiet_thread.h"
 #include <linux/filter.h>
@@ -25,7 +26,7 @@ static int prepare(const char *mode, pthread_attr_t *attributes) {
         if (pthread_attr_setguardsize(attributes, 128 << 10)) return 1;
         return pthread_setattr_default_np(attributes);
     }
-    // Who begins a thread may make no call that the C library does not make then.
+    // The filter kills the process at gettid(2), which the C library does not call when it starts a thread.
     struct sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_gettid, 0, 1),

@@ -1,5 +1,6 @@
-// Threads end without touching their control blocks for a while before, on stacks that may be managed, of the program's own and
-// larger than most, and on ordinary ones. Who joins them is woken all the same: the kernel says in the control block that a thread is no more. Run it with
+// Threads end that have not touched their control blocks for a while. Their stacks may be managed: some belong to the
+// program, some are larger than usual, some are ordinary. A joining thread must still be woken, although the kernel clears
+// a word in the control block of a thread that exits. Run this program with
 // GLIBC_TUNABLES=glibc.pthread.rseq=0, or the kernel touches these blocks whenever a thread gets a CPU.
 #define _GNU_SOURCE
 #include "quiet_thread.h"

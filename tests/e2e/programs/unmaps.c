@@ -1,4 +1,4 @@
-/* A child unmaps all that it finds but its own code, data and stack; its parent goes on.   unmaps MIB */
+/* A child unmaps every mapping except its code, data and stack; its parent must go on unharmed.   unmaps MIB */
 #include "checked.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>

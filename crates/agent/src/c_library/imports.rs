@@ -137,9 +137,9 @@ macro_rules! unwinding {
     )*};
 }
 
-// std's personality function calls them on the program's threads, when the program's unwinder
-// passes a frame of a hook. A program that unwinds has loaded them; the agent does not need them
-// otherwise.
+// std's personality function calls these functions on the program's threads, when the program's
+// unwinder passes a frame of a hook. A program that unwinds has loaded its unwinder; otherwise the
+// agent needs none.
 unwinding! {
     "_Unwind_Backtrace" = UNWIND_BACKTRACE, c"_Unwind_Backtrace";
     "_Unwind_GetDataRelBase" = UNWIND_GET_DATA_REL_BASE, c"_Unwind_GetDataRelBase";

@@ -56,7 +56,7 @@ pub(super) fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: 
 /// `madvise(2)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
@@ -77,7 +77,7 @@ pub(super) fn keeps_limit(flags: c_int) -> bool {
 /// `mlockall(2)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     if keeps_limit(flags) {

@@ -25,7 +25,7 @@ macro_rules! forking {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The contract is that of the C library's function.
+        /// The caller keeps the contract of the C library's function.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $function($($argument: $type),*) -> $result {
@@ -62,7 +62,7 @@ forking! {
 /// `clone(2)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn clone(

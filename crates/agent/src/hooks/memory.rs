@@ -52,7 +52,7 @@ fn missing_allocator() -> *mut c_void {
 /// `mmap(2)`, with a 64-bit offset.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn mmap(
@@ -81,8 +81,9 @@ fn is_private_anonymous(flags: c_int) -> bool {
 }
 
 /// Returns the flags with which to map `bytes`: without `MAP_POPULATE` if there is no room for
-/// them. Memory that the kernel populates is not managed yet, so it could not wait for room. The
-/// kernel does not promise to populate it.
+/// `bytes`. The kernel would populate the memory before the agent manages it, so the program could
+/// not be made to wait for room. The program cannot rely on `MAP_POPULATE`: the kernel does not
+/// promise to populate memory.
 pub(super) fn without_populate(bytes: usize, flags: c_int) -> c_int {
     let is_populated = is_private_anonymous(flags) && flags & libc::MAP_POPULATE != 0;
     let has_no_room = is_populated && runtime().is_some_and(|runtime| runtime.is_short_of_room(bytes));
@@ -118,7 +119,7 @@ pub(super) fn protected(start: *mut c_void, bytes: usize, protection: c_int, fai
 /// `mprotect(2)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: size_t, protection: c_int) -> c_int {
     // SAFETY: the type is the function's; the caller keeps its contract.
@@ -128,8 +129,8 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: size_t, protection:
 }
 
 /// Runs `act` on the mapping of `bytes` at `start`. The kernel refuses a range with two mappings,
-/// and the agent splits mappings that are one to the program. Then their parts are merged, and
-/// `act` runs again.
+/// and the agent splits mappings that are one to the program. If `act` fails for this reason, the
+/// agent merges these mappings, and `act` runs again.
 pub(super) fn on_whole_mapping<R>(
     start: usize,
     bytes: usize,
@@ -152,7 +153,7 @@ pub(super) fn on_whole_mapping<R>(
 /// `mremap(2)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     old: *mut c_void,
@@ -174,7 +175,7 @@ pub unsafe extern "C" fn mremap(
 /// `mmap64(2)`: another name of `mmap` with a 64-bit offset.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn mmap64(
@@ -195,7 +196,7 @@ macro_rules! allocating {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The contract is that of the C library's function.
+        /// The caller keeps the contract of the C library's function.
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub unsafe extern "C" fn $function($($argument: $type),*) -> *mut c_void {
@@ -228,7 +229,7 @@ allocating! {
 /// `posix_memalign(3)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(start: *mut *mut c_void, alignment: size_t, bytes: size_t) -> c_int {
     // SAFETY: the type is the function's; the caller keeps its contract. If the real function

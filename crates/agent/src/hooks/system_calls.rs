@@ -21,7 +21,7 @@ const PR_SYS_DISPATCH_ON: c_int = 1;
 /// `syscall(2)`: a call that has a hook is treated as that hook does.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
@@ -95,7 +95,7 @@ fn filtered<R>(result: R) -> R {
 /// `prctl(2)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {

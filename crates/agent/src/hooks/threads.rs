@@ -84,7 +84,7 @@ type ThrdCreate = unsafe extern "C" fn(*mut libc::pthread_t, Entry, *mut c_void)
 /// `pthread_create(3)`.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn pthread_create(
 /// pointer.
 ///
 /// # Safety
-/// The contract is that of the C library's function.
+/// The caller keeps the contract of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thrd_create(thread: *mut libc::pthread_t, entry: Entry, argument: *mut c_void) -> c_int {
     /// The error code `thrd_nomem`.

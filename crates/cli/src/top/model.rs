@@ -1,6 +1,6 @@
 //! The state of `foliomem top`: which runs there are, which line is selected, and what keys do.
 //!
-//! It knows no terminal and no clock.
+//! The model does not access the terminal, and callers pass the time.
 
 use crate::columns::{Column, Entry};
 use crate::sampler::{ProcessSample, RunId, RunSample};
@@ -11,13 +11,13 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// How long a run that has ended stays in the list. One that the user has selected stays as long as
-/// it is selected.
+/// How long an ended run stays in the list. An ended run that the user has selected stays until
+/// another row is selected.
 const ENDED_LIFETIME: Duration = Duration::from_secs(10);
 
 /// The state.
 pub struct Model {
-    /// The moment of its creation.
+    /// The moment of the model's creation, which plot columns are counted from.
     origin: Instant,
     runs: BTreeMap<RunId, RunState>,
     selected: Option<RowId>,
@@ -28,7 +28,7 @@ pub struct Model {
     /// The column that rows are sorted by.
     sort: Column,
     order: Order,
-    /// What keys are for.
+    /// The part of the screen that receives keys.
     pub focus: Focus,
     /// The last message to the user.
     pub notice: Option<String>,
@@ -38,7 +38,7 @@ pub struct Model {
 pub struct RunState {
     /// The last sample.
     pub sample: RunSample,
-    /// What it had in the last minutes.
+    /// The figures of the run over the last minutes.
     pub history: History,
     tree: Tree,
     ended_at: Option<Instant>,
@@ -62,16 +62,16 @@ pub enum Order {
     Descending,
 }
 
-/// The one who has selected the row.
+/// Whether the user has selected the row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Chooser {
-    /// Nobody: it was the first.
+    /// Nobody: the first row is selected by default.
     Nobody,
     /// The user, by a key or by the pid of the command line.
     User,
 }
 
-/// What keys are for.
+/// The part of the screen that receives keys.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Focus {
     /// The table.
@@ -95,7 +95,7 @@ pub struct RowId {
 pub struct Row<'a> {
     /// Its identity.
     pub id: RowId,
-    /// What it says.
+    /// The data in the columns of the row.
     pub entry: Entry<'a>,
     /// What kind of row it is.
     pub kind: RowKind,
@@ -232,7 +232,7 @@ impl Model {
     /// Returns processes in the order of their tree, and how many ancestors each has there.
     fn tree_of<'a>(&self, processes: &'a [ProcessSample]) -> Vec<(&'a ProcessSample, usize)> {
         let mut sorted: Vec<&ProcessSample> = processes.iter().collect();
-        // The last is taken first.
+        // The loop below pops from the end, so the order is reversed.
         sorted.sort_by(|one, other| self.compare(&one.entry(), &other.entry()).reverse());
         let pids: BTreeSet<u32> = processes.iter().map(|process| process.pid).collect();
         let mut children: BTreeMap<Option<u32>, Vec<&ProcessSample>> = BTreeMap::new();
@@ -292,7 +292,7 @@ impl Model {
         self.keep_selection();
     }
 
-    /// Does what `key` says. A page of the table has `page_rows` rows.
+    /// Handles a pressed key. A page of the table has `page_rows` rows.
     pub fn press(&mut self, key: KeyEvent, page_rows: usize) -> Action {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match (&mut self.focus, key.code) {
@@ -349,7 +349,7 @@ impl Model {
         Action::None
     }
 
-    /// Folds or unfolds the run of the selected row, which is selected then.
+    /// Folds or unfolds the run of the selected row. A run that is folded becomes the selected row.
     fn fold(&mut self, change: impl Fn(Tree) -> Tree) {
         let Some(run) = self.selected.map(|row| row.run) else { return };
         let Some(state) = self.runs.get_mut(&run).filter(|state| state.ended_at.is_none()) else { return };

@@ -70,8 +70,8 @@ impl FromStr for Variant {
 
 /// The steps in which variants differ. The defaults are those of Linux since 6.9.
 pub(super) trait Policy: Sync {
-    /// Returns whether a folio of `source` is moved for a run of `wanted`. It is not if that frees
-    /// no more here than it takes elsewhere.
+    /// Returns whether a folio of order `source` is moved to make a run of order `wanted`. A folio
+    /// is not moved if it needs as much room elsewhere as it leaves here.
     fn isolates(&self, source: Order, wanted: Order) -> bool {
         source < wanted
     }

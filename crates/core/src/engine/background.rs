@@ -1,4 +1,4 @@
-//! What an engine does in the background, step by step, as its [`Pacing`] says.
+//! Background work of an engine, step by step, as its [`Pacing`] demands.
 
 use super::Engine;
 use super::reclaim::Attempt;

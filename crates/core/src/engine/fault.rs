@@ -45,7 +45,7 @@ pub(super) enum Step {
 pub(super) struct Tries {
     no_room: NoRoom,
     reclaims: u32,
-    /// Reclaims that freed enough, which other processes have taken.
+    /// Number of reclaims that freed enough memory, which other processes then took.
     lost: u32,
     pauses: u32,
     compacted: bool,
@@ -98,7 +98,7 @@ const TRIES_BEFORE_FALLBACK: u32 = super::backoff::PATIENCE;
 const MAX_PAUSES: u32 = 8;
 /// Maximum pauses if processes share pages, while some of them free memory: a third of a second.
 const MAX_PAUSES_SHARING: u32 = 600;
-/// Maximum reclaims of a fault that freed enough for it, which other processes have taken.
+/// Maximum reclaims of a fault that freed enough memory, which other processes then took.
 const MAX_LOST_RECLAIMS: u32 = 256;
 /// Pages that a fault reclaims at a time: room for a few large folios.
 const DIRECT_RECLAIM_PAGES: u64 = 64;
@@ -142,7 +142,7 @@ impl<P: Ports> Engine<P> {
                 Step::LookAgain => {}
                 Step::OverLimit(pages) => match self.try_reclaim(worker, tries.reclaim_pages(pages)) {
                     Attempt::Freed(freed_pages) => {
-                        // Where enough was freed, another process has taken it.
+                        // If reclaim freed enough, another process has taken the memory.
                         if freed_pages >= pages && tries.lost < MAX_LOST_RECLAIMS {
                             tries.lost += 1;
                         } else {
@@ -168,8 +168,9 @@ impl<P: Ports> Engine<P> {
     }
 
     /// Waits while a fault on `page` takes memory, the tree is over its limit, and other processes
-    /// are likely to free memory. A process with next to nothing left may exceed the limit, but not
-    /// first; pages shared by several processes are free only when the last one freed them.
+    /// are likely to free memory. A process that is down to the protected minimum may exceed the
+    /// limit, but only after some pauses. A page that several processes share is free only when the
+    /// last of them has freed it.
     fn wait_for_others(&self, page: PageNumber, pauses: &mut u32) {
         while self.ports.budget().is_shrinking() && self.takes_memory(page) {
             let most = match (self.urgency(), self.shares_pages()) {
@@ -185,8 +186,8 @@ impl<P: Ports> Engine<P> {
         }
     }
 
-    /// Returns whether a fault on `page` needs frames that are not charged yet. A staged page has
-    /// its own.
+    /// Returns whether a fault on `page` needs frames that are not charged yet. A staged page
+    /// already has a charged frame.
     fn takes_memory(&self, page: PageNumber) -> bool {
         let Some(block) = self.table.get(page) else { return true };
         match block.lock().get(page) {
@@ -220,7 +221,7 @@ impl<P: Ports> Engine<P> {
             if let Attempt::Freed(freed_pages) = attempt {
                 self.count_direct_reclaim(freed_pages);
             }
-            // The freed pages may be copies themselves.
+            // Counts every attempt: the pages that reclaim freed may be copies that staging made.
             pauses += 1;
             if !matches!(attempt, Attempt::Freed(1..)) {
                 self.pause();

@@ -59,15 +59,15 @@ impl<P: Ports> Engine<P> {
         has_lost
     }
 
-    /// Has only touched pages return from now on, because the program can discard pages without a
+    /// From now on, lets only touched pages return, because the program can discard pages without a
     /// message.
     pub fn expect_unheard_discards(&self) {
         self.discards_unheard.store(1, Relaxed);
     }
 
-    /// Returns whether only the page that was touched may return with a fault: the program can
-    /// discard pages without a message. A discard between the look at a page and its return is
-    /// missed, and a page that nobody touches may be discarded at any time.
+    /// Returns whether a fault may map in only the touched page, because the program can discard
+    /// pages without a message. The engine would miss a discard between the check of a page and its
+    /// return, and the program may discard a page that it does not touch at any time.
     #[inline]
     pub(super) fn returns_alone(&self) -> bool {
         self.discards_unheard.load(Relaxed) != 0

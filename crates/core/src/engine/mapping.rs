@@ -97,8 +97,8 @@ impl<P: Ports> Engine<P> {
 
     /// Drops everything in `range`, whose content the program is about to discard (MADV_DONTNEED,
     /// MADV_FREE), so that it reads as zeros. The program drops resident pages only after the agent
-    /// received the event, so the engine must not move them. It forgets them and adopts the
-    /// remaining ones later ([`maintain`](Engine::maintain)).
+    /// received the event, so the engine must not move these pages. The engine forgets them, and
+    /// later adopts those that remain ([`maintain`](Engine::maintain)).
     pub fn discarded(&self, range: Range<PageNumber>) {
         self.unmapped(range.clone());
         self.discards.add(range, self.ports.clock().now_ns());
@@ -250,8 +250,8 @@ impl<P: Ports> Engine<P> {
         }
     }
 
-    /// Drops a folio whose mapping is gone and frees what it held. A worker that is busy with it
-    /// frees the rest.
+    /// Drops a folio whose mapping is gone, and frees its frames or slots. If a worker is busy with
+    /// the folio, that worker frees its frames or slots later.
     pub(super) fn drop_folio(&self, entries: &mut Entries, head: PageNumber, state: PageState) {
         let Some(order) = state.order() else { return };
         let hole_pages = entries.holes(head, order);

@@ -1,9 +1,10 @@
 //! Migration for compaction of the arena: the occupants of frames, and how they move.
 //!
-//! The home frames of a resident folio are only reserved: its pages are in the program. So only its
-//! home changes, nothing is copied, and the program does not notice; a pinned page does not matter.
-//! The pages of a staged folio are moved. A folio that a worker is busy with stays: that worker
-//! owns its frames. The store moves its pieces by itself.
+//! The home frames of a resident folio are only reserved, because its pages are in the program.
+//! Migration only gives such a folio other home frames and copies nothing, so the program does not
+//! notice and even pinned pages can be migrated. The pages of a staged folio are moved. A folio
+//! that a worker is busy with stays: that worker owns its frames. The store moves its pieces by
+//! itself.
 
 use super::store_compaction::Mover;
 use super::{Engine, StoreRuns};

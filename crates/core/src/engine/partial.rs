@@ -1,8 +1,8 @@
 //! Partially mapped folios: resident folios of which the program unmapped or discarded a part.
 //!
 //! Such a folio keeps its order and its place in the reclaim queues. The pages that it lost are
-//! holes; their home frames stay reserved for it. If its last page goes, the folio is gone whole
-//! and was never split. If the program touches a hole, pages of zeros join the folio, which is
+//! holes; their home frames stay reserved for it. A folio that loses its last page disappears
+//! without ever being split. If the program touches a hole, pages of zeros join the folio, which is
 //! whole again when the last hole is filled.
 //!
 //! The folio is split into the largest remaining folios when a whole one is needed: when reclaim
@@ -13,7 +13,7 @@
 //! of which there are plenty. So only an allocation that finds no run processes the queue.
 //!
 //! The queue of partially mapped folios names blocks, not folios: each block is in it once, however
-//! often its folios lose parts and are healed. Its lock is a leaf.
+//! often its folios lose pages and get them back. The queue's lock is a leaf.
 
 use super::Engine;
 use crate::page_table::{Entries, PageState};
@@ -23,8 +23,8 @@ use crate::sync::atomic::Ordering::Relaxed;
 use foliomem_types::units::{FrameRun, MAX_ORDER, Order, PageNumber};
 use std::ops::Range;
 
-/// Minimum pages of a folio that stays together: smaller ones are split at once, as in Linux,
-/// because two pages have nothing to keep together.
+/// Minimum pages of a folio that stays together. Smaller folios are split at once, as in Linux: a
+/// folio of two pages that loses one page has only a single page left.
 const LEAST_PAGES: u32 = 4;
 
 /// Returns whether a folio with a page in this state stays together when it loses a part.

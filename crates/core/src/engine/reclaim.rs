@@ -72,7 +72,7 @@ impl<P: Ports> Engine<P> {
             return Attempt::Deferred;
         }
         let shift = self.backoff.shift();
-        // The protected minimum is no failure.
+        // A reclaim that the protected minimum stops does not count as a failure.
         let counts = self.urgency() == Urgency::Normal;
         let youngest_pay = shift > 0 && self.probe_youngest(worker);
         let reclaimed = self.reclaim_some(worker, target_pages, STAGE_ATTEMPTS >> shift);
@@ -94,8 +94,8 @@ impl<P: Ports> Engine<P> {
         self.backoff.shift() > 0 && !self.can_write_out()
     }
 
-    /// Returns whether the pages that the program touched last compress. The oldest ones do not
-    /// show whether the many behind them do.
+    /// Returns whether the pages that the program touched last are compressible. The oldest folios
+    /// do not show whether the many younger ones are compressible.
     fn probe_youngest(&self, worker: &mut P::Worker) -> bool {
         let (mut freed_bytes, mut probed_pages) = (0, 0);
         for (block, folio) in (0..PROBE_FOLIOS).map_while(|_| self.pop_youngest_from(&self.probation)) {

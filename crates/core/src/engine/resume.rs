@@ -31,8 +31,8 @@ impl<P: Ports> Engine<P> {
         Some(first..first.offset(BLOCK_PAGES as u32))
     }
 
-    /// Maps in what is staged or swapped out of `block`, the pages of one block, if there is room
-    /// for all of a block.
+    /// Maps in the staged and swapped-out pages of `block`, the pages of one block, if there is
+    /// room for all pages of a block.
     pub fn resume(&self, worker: &mut P::Worker, block: Range<PageNumber>) -> Resumed {
         for _ in 0..TRIES {
             let room = self.room();

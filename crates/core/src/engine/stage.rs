@@ -42,7 +42,7 @@ impl Staged {
 /// Maximum folios staged with one move, and their maximum pages.
 const ROW_FOLIOS: usize = 16;
 const ROW_PAGES: u32 = 256;
-/// Number of the oldest claims that are searched for them.
+/// Number of the oldest claims of a queue that are searched for the folios of a row.
 const ROW_CLAIMS: usize = 64;
 /// Number of failed retries of unevictable pages after which no more are tried.
 const MAX_FAILED_RETRIES: usize = 4;
@@ -166,9 +166,10 @@ impl<P: Ports> Engine<P> {
     }
 
     /// Stages `first` and the folios that `next` returns one by one, each given the previous one,
-    /// with as few moves as possible: a move has a fixed cost. If their home frames are not
-    /// consecutive, they get others that are: home frames cost nothing, and frames freed together
-    /// are found together later. Claims on these folios stay in the queue and become stale.
+    /// with as few moves as possible: a move has a fixed cost. Folios whose home frames are not
+    /// consecutive get new home frames that are: unpopulated frames cost nothing, and frames that
+    /// are freed together can be allocated together later. Claims on these folios stay in the queue
+    /// and become stale.
     fn stage_together(
         &self,
         block: &Block,
@@ -217,9 +218,9 @@ impl<P: Ports> Engine<P> {
         Staged::Pages(staged).and(outcome)
     }
 
-    /// Returns consecutive home frames for the first of `folios`, which are resident, of one order
-    /// and adjacent, and the number of these folios. Assigns new home frames if needed. Returns
-    /// `None` if there are none for two.
+    /// Returns the first of consecutive home frames for some of the `folios`, counted from the
+    /// first one, and the number of these folios. Assigns new home frames if needed. All `folios`
+    /// are resident, adjacent, and of one order. Returns `None` if no consecutive frames are free.
     fn common_frames(&self, entries: &mut Entries, folios: &[FolioName]) -> Option<(Frame, u32)> {
         let order = folios[0].order;
         let first = frame_of(entries, folios[0])?;
@@ -320,8 +321,8 @@ impl<P: Ports> Engine<P> {
         }
     }
 
-    /// Makes the first `moved_pages` pages of a resident folio staged. The rest stays resident and
-    /// is tried again by itself.
+    /// Makes the first `moved_pages` pages of a resident folio staged. If the others did not move,
+    /// splits the folio into single pages; the others stay resident.
     fn make_staged_up_to(&self, entries: &mut Entries, folio: FolioName, moved_pages: u32) {
         let FolioName { head, order } = folio;
         if moved_pages == order.pages() {

@@ -77,9 +77,9 @@ impl Fetches {
 }
 
 impl<P: Ports> Engine<P> {
-    /// Marks the folio of `page`, which is swapped out, as being fetched: the whole folio, unless
-    /// little of it is likely to be touched, and if frames for it are available; or else the
-    /// largest part around `page` for which they are.
+    /// Marks the swapped-out folio of `page` as being fetched, or only a part around `page` if the
+    /// program is likely to touch little of the folio. If frames for that order are not available,
+    /// marks the largest smaller part for which frames are available.
     pub(super) fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Start, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let expected = self.readahead.expected(page);
@@ -143,9 +143,9 @@ impl<P: Ports> Engine<P> {
         }
     }
 
-    /// Swaps in the marked folios: one, or several of one order in a row, to frames in a row, which
-    /// are `run`. The caller wakes waiting threads, also for pages that no longer belong here, so
-    /// that they fault again.
+    /// Swaps in the marked folios (one, or several adjacent ones of one order) to the consecutive
+    /// frames of `run`. The caller wakes waiting threads, also for pages whose state changed
+    /// meanwhile, so that those threads fault again.
     pub(super) fn swap_in(
         &self,
         worker: &mut P::Worker,
@@ -176,9 +176,9 @@ impl<P: Ports> Engine<P> {
         self.map_in_fetched(block, fetches, pages, corrupted)
     }
 
-    /// Makes the fetched folios staged, and queues those that are not `wanted`. This comes before
-    /// anything else that waits: a thread that moves a folio to another address waits for it while
-    /// it holds off mapping events.
+    /// Makes the fetched folios staged, and queues those that are not `wanted`. The caller must not
+    /// wait for anything before this call: a thread that moves a folio to another address waits for
+    /// the end of the fetch while it holds off mapping events.
     pub(super) fn finish_fetches<'a>(
         &self,
         block: &Block,
@@ -201,7 +201,8 @@ impl<P: Ports> Engine<P> {
         each_staged(entries, pages, |entries, head, order| self.enqueue(&self.staged, entries, head, order));
     }
 
-    /// Maps in the fetched folios of `wanted`; the rest stays staged. Gives up corrupted ones.
+    /// Maps in the fetched folios of `wanted`; the other folios stay staged. Gives up corrupted
+    /// folios.
     pub(super) fn map_in_fetched(
         &self,
         block: &Block,

@@ -1,6 +1,6 @@
 //! Unmanaged pages: if the arena is full and nothing in it can be freed, a page is served as the
-//! kernel would, without a home frame. The engine then knows nothing of it, as of pages that the
-//! program touched before adoption; it may be adopted later when there is room.
+//! kernel would, without a home frame. The engine then knows nothing of that page, just as it knows
+//! nothing of pages touched before adoption. The page may be adopted later when there is room.
 
 use super::Engine;
 use super::fault::{Changing, Served, Step, step};

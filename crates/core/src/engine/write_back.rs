@@ -133,8 +133,8 @@ impl<P: Ports> Engine<P> {
         self.store.awaiting_discard() > 0
     }
 
-    /// Discards one of those clusters, which may take a while: for threads with nothing better to
-    /// do. Returns whether there was one.
+    /// Discards one cluster of the swap file, which may take a while: for threads with nothing
+    /// better to do. Returns whether a cluster waited for discard.
     pub fn discard_one(&self) -> bool {
         let Some(device) = self.ports.swap_device() else { return false };
         self.store.discard_one(&self.runs(), |cluster| {

@@ -1,4 +1,4 @@
-//! The port to the budget: what the program may take of the limit.
+//! The port to the budget: charges of the program against its limit.
 
 use crate::sync::Shared;
 

@@ -122,7 +122,7 @@ impl Strides {
             self.recency.used(index);
             return;
         }
-        // Of several candidates, the most recently used one.
+        // Chooses the most recently used one of several candidates.
         let near = self.recency.latest_first().find(|&index| self.streams[index].may_begin_with(page));
         if let Some(index) = near {
             let step_pages = page.0 as i64 - self.streams[index].last.0 as i64;
@@ -133,16 +133,16 @@ impl Strides {
         }
     }
 
-    /// Returns whether a step of any length may lead to `page`, or several claimed ones. Most
-    /// faults are far from all others. The processor compares several small numbers at a time.
+    /// Returns whether one step of any length, or several claimed steps, may lead to `page`. Most
+    /// faults are far from all others. One instruction can compare several of the small numbers.
     fn may_be_step(&self, page: PageNumber) -> bool {
         const MAX: u32 = MAX_STEP_PAGES as u32;
         let is_near = |last: u32| (page.0 as u32).wrapping_sub(last).wrapping_add(MAX) <= 2 * MAX;
         self.follows_any() || self.lasts.iter().fold(false, |found, &last| found | is_near(last))
     }
 
-    /// Returns whether a stream may continue at `page`. If none is followed, none has claimed
-    /// steps, so only one step counts.
+    /// Returns whether a stream may continue at `page`. While no stream is followed, no steps are
+    /// claimed, so a stream can continue only at its next step.
     fn may_continue(&self, page: PageNumber) -> bool {
         self.follows_any() || self.nexts.iter().fold(false, |found, &next| found | (next == page.0 as u32))
     }
@@ -170,8 +170,8 @@ impl Strides {
         self.follows_any() && self.streams.iter().any(|stream| stream.is_far() && stream.steps_to(page).is_some())
     }
 
-    /// Claims the next page to fetch for the stream that faulted on `page`; the flag says to fetch
-    /// it alone.
+    /// Claims the next page to fetch for the stream that faulted on `page`. Also returns whether to
+    /// fetch that page alone.
     pub fn claim(&mut self, page: PageNumber) -> Option<(PageNumber, bool)> {
         if !self.follows_any() {
             return None;

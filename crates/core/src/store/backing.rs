@@ -11,8 +11,8 @@
 //! pinned and written, and its word is switched if no other thread pins it then.
 //!
 //! Ages are a queue of pieces in the order of their sealing, 8 bytes an element. An element is only
-//! a claim: it holds if its piece is in memory and has its checksum. When more than half of them
-//! are stale, the stale ones are dropped.
+//! a claim: it is valid while its piece is in memory and has the checksum that the element records.
+//! When more than half of the elements are stale, the stale ones are dropped.
 
 use super::file_slots::{FileSlots, PIECE_ALIGN_BYTES};
 use super::pieces::PieceRef;
@@ -220,7 +220,7 @@ impl Store {
         self.backing.as_ref().map_or(0, |backing| backing.slots.awaiting_discard())
     }
 
-    /// Discards one of those clusters. Returns whether there was one.
+    /// Discards one cluster of the swap file that waits for discard. Returns whether there was one.
     pub fn discard_one(&self, runs: &dyn RunSource, discard: impl FnOnce(ClusterNumber)) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.slots.discard_one(runs, discard))
     }
@@ -350,8 +350,8 @@ impl Store {
     }
 
     /// Switches the pieces of a written batch to the file, each with its seal. A piece that another
-    /// thread pins at this moment stays in memory. Returns the number of bytes that the others took
-    /// in memory.
+    /// thread pins at this moment stays in memory. Returns the total length of the switched pieces
+    /// in bytes.
     pub fn finish_write_back(&self, runs: &dyn RunSource, batch: WriteBatch<'_>, seals: &[Seal]) -> u64 {
         let backing = self.backing();
         let (first, slots) = (batch.first, batch.slots);

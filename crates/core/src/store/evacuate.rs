@@ -36,8 +36,8 @@ impl HolderId {
 }
 
 impl Store {
-    /// Returns the run of `holder` that contains `frame`, if it has one. Evacuation checks again
-    /// whether that is still so.
+    /// Returns the run of `holder` that contains `frame`, if it has one. Evacuation later checks
+    /// whether `holder` still has that run.
     pub fn run_of(&self, holder: HolderId, frame: Frame) -> Option<FrameRun> {
         self.zspages.extent(holder.zspage()).run_of(frame)
     }
@@ -47,7 +47,7 @@ impl Store {
     pub fn evacuate(&self, runs: &dyn RunSource, mover: &dyn PieceMover, holder: HolderId, head: Frame) -> bool {
         let zspage = holder.zspage();
         if self.run_of(holder, head).is_none() {
-            // The run was left with another extent of its chain.
+            // The store already left this run when it moved another extent of the chain.
             return true;
         }
         let Some(class) = self.zspages.class(zspage) else { return self.evacuate_chain(runs, mover, zspage) };

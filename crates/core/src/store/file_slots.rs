@@ -23,13 +23,13 @@
 //!
 //! If the file wants discards, a process that is the only holder of an emptied cluster keeps it
 //! until its discard, so that no process writes there meanwhile. After a fork both processes may
-//! have emptied a cluster and discard it: neither writes there before it released and claimed it
-//! again.
+//! have emptied a cluster and may discard it. Neither process writes to the cluster before it has
+//! released the cluster and claimed it again.
 //!
 //! The allocator, which knows nothing of other processes, sees a dead slot as used. A dead slot
 //! counts no piece.
 //!
-//! Lock: one, over everything here; under it the lock of the cluster allocator.
+//! Locks: one lock protects everything here. The locks of the cluster allocator are taken under it.
 
 use super::RunSource;
 use crate::cluster::{NoSlots, PendingDiscard, SwapClusters};

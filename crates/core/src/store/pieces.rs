@@ -197,8 +197,8 @@ impl PieceRef<'_> {
             .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() })
     }
 
-    /// Switches the location and the checksum of a recompressed piece. No thread can pin it
-    /// meanwhile, so none reads the one without the other.
+    /// Switches the location and the checksum of a recompressed piece. No thread can pin the piece
+    /// meanwhile, so no reader combines an old value with a new one.
     pub(super) fn replace(self, to: Location, checksum: u64) -> Option<PieceWord> {
         self.entry
             .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { Some(word.locked()) })?;

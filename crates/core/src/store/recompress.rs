@@ -122,7 +122,8 @@ impl Store {
         }
         self.vacate(runs, old);
         if word.is_dead() {
-            // Its last reference was dropped meanwhile; that left the free to this thread.
+            // The last reference was dropped meanwhile. This thread held all pins, so it frees the
+            // piece.
             self.reclaim_piece(runs, at, word);
         } else {
             self.note_old_age(at.id(), checksum);

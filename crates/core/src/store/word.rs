@@ -180,8 +180,8 @@ impl PieceWord {
         (self.0 >> PINS_AT) as u32
     }
 
-    /// Returns whether the piece has no references and no pins. The thread that made it so frees
-    /// it.
+    /// Returns whether the piece has no references and no pins. The thread whose update led to this
+    /// state frees the piece.
     pub(super) const fn is_dead(self) -> bool {
         self.references() == 0 && self.pins() == 0
     }

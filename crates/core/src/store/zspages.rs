@@ -9,9 +9,9 @@
 //!
 //! # Lists
 //! A zspage with free slots is on its class's list for its *fullness*: the taken eighths of its
-//! slots, rounded down. A full zspage is on no list. Nor is one that compaction has *isolated*,
-//! which gets no new pieces. Allocation takes slots of the fullest zspage, so that the emptiest
-//! become empty by themselves.
+//! slots, rounded down. A full zspage is on no list. A zspage that compaction has *isolated* is on
+//! no list either, and gets no new pieces. Allocation takes slots of the fullest zspage, so that
+//! the emptiest zspages become empty by themselves.
 //!
 //! # Locks
 //! A zspage changes only under the lock of its class; an extent belongs to the piece that owns it.
@@ -151,8 +151,8 @@ impl State {
     /// run was free.
     fn slots(self) -> u32 {
         let shape = ClassId::new(self.class()).shape();
-        // Most have all frames, and a division would take longer. Every piece that comes or goes
-        // needs this.
+        // Most zspages have all frames of their class, so the comparison usually avoids the
+        // division. This function runs for every piece that comes or goes.
         if self.frames() == u32::from(shape.frames) {
             return shape.slots.into();
         }
@@ -357,8 +357,8 @@ impl Zspages {
 
     #[inline]
     fn take_slot_locked(&self, class: &mut Class, piece: PieceId) -> Option<(ZspageId, u32)> {
-        // Takes the last nonempty list. All are read, because a branch on it would be
-        // unpredictable.
+        // Takes the last nonempty list. The loop reads the heads of all lists, because a branch
+        // that ends it early would be unpredictable.
         let fullest = class.partial.iter().fold(NIL, |fullest, &head| if head == NIL { fullest } else { head });
         if fullest == NIL {
             return None;
@@ -402,8 +402,8 @@ impl Zspages {
         }
         guard.zspages += 1;
         self.change(&mut guard, zspage, descriptor, state, state.listed());
-        // The slot is of this zspage even if others have free slots now: while it is empty, nothing
-        // would close it.
+        // Takes a slot of this zspage even if other zspages have free slots now: nothing would
+        // close a new zspage that never gets a piece.
         Some((zspage, self.take_slot_of(&mut guard, zspage, piece)))
     }
 
@@ -455,7 +455,8 @@ impl Zspages {
         Some(zspage)
     }
 
-    /// Isolates `zspage` whatever it holds, if it still is of `class` and has a run from `head` on.
+    /// Isolates `zspage`, whatever pieces it holds, if it is in use and not isolated yet, and one
+    /// of its runs starts at `head`.
     pub(super) fn isolate(&self, class: ClassId, zspage: ZspageId, head: Frame) -> bool {
         let mut guard = self.classes[class.index()].lock();
         let descriptor = self.descriptor(zspage);
@@ -467,8 +468,8 @@ impl Zspages {
         true
     }
 
-    /// Returns the last known owner of the extent. The caller pins that piece to check whether it
-    /// still is.
+    /// Returns the last known owner of the extent. The caller pins the returned piece and then
+    /// checks whether that piece still owns the extent.
     pub(super) fn piece_of_extent(&self, extent: ZspageId) -> Option<PieceId> {
         PieceId::new(self.descriptor(extent).prev.load(Relaxed))
     }

@@ -1,8 +1,9 @@
 //! Locks and atomics for an engine that one thread uses: cells, which the compiler confines to one
 //! thread.
 //!
-//! They behave like the real ones as long as there is one thread, without locked bus cycles, which
-//! took half of the lab's time. A wait for a lock would wait for the same thread, so it panics.
+//! With one thread, they behave like the real locks and atomics, but do without locked bus cycles,
+//! which took half of the lab's time. A wait for a lock would wait for the same thread, so it
+//! panics.
 
 use foliomem_sync::ranks::{Leaf, Rank};
 use std::cell::{RefCell, RefMut};

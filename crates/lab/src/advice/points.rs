@@ -12,16 +12,17 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Limits of the table, in per cent of what the run needed: a geometric sequence down to an eighth,
-/// above all what needs no reclaim.
+/// Limits of the table, in per cent of the run's need: one limit that needs no reclaim, then a
+/// geometric sequence down to an eighth.
 const GRID_PERCENT: [u64; 11] = [120, 100, 84, 71, 59, 50, 42, 35, 25, 18, 13];
 /// Slowdowns for which the least limit is found.
 const WANTED: [f64; 3] = [1.05, 1.2, 2.0];
-/// A limit within 1/2^4 of the recorded one counts as equal, and so does a peak beside its limit.
+/// Tolerance as a shift: a limit at most 1/2^4 below the recorded one counts as equal, and a peak
+/// at most 1/2^4 above its limit counts as within the limit.
 const NEARLY_SHIFT: u32 = 4;
-/// A limit that is this part of the need above it makes nothing non-resident.
+/// A limit that exceeds the need by 1/2^3 of the need makes no page non-resident.
 const ROOMY_SHIFT: u32 = 3;
-/// Limits are told apart to 1/2^6 of what the run needed.
+/// Resolution of the search for the least limit as a shift: 1/2^6 of the run's need.
 const RESOLUTION_SHIFT: u32 = 6;
 /// Pages in a MiB.
 const MIB_PAGES: u64 = 256;
@@ -31,7 +32,7 @@ const MIB_PAGES: u64 = 256;
 pub struct Point {
     /// The limit.
     pub limit_bytes: u64,
-    /// How many times as long as without a limit the run takes, if that is known.
+    /// The time of the run as a multiple of its time without a limit, if it is known.
     pub slowdown: Option<f64>,
     /// The reason why the slowdown is not known.
     pub unknown: Option<Unknown>,
@@ -46,14 +47,15 @@ pub struct Least {
     pub slowdown: f64,
     /// The least limit with which the run is no slower, of those that are known.
     pub limit_bytes: Option<u64>,
-    /// Whether smaller limits are not known, so that one of them might do, too.
+    /// Whether a smaller limit might suffice, because the slowdown within smaller limits is
+    /// unknown.
     pub may_be_less: bool,
 }
 
 /// Advice about a recorded run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
-    /// The most that the run needed.
+    /// The peak of the memory that the run needed.
     pub need_bytes: u64,
     /// The limit within which it was recorded.
     pub recorded_limit_bytes: Option<u64>,
@@ -65,9 +67,9 @@ pub struct Advice {
     pub threads: Option<f64>,
     /// The faults and pages of the recorded run, as measured.
     pub recorded_work: Work,
-    /// Number of processes, and of those that were looked at.
+    /// Number of processes of the run.
     pub processes: u32,
-    /// Number of processes that were looked at.
+    /// Number of processes large enough to be managed.
     pub managed_processes: u32,
     /// Number of lost events.
     pub lost_events: u64,
@@ -135,11 +137,11 @@ fn default_sizes_kib() -> String {
 /// The result of a replay within a limit.
 #[derive(Clone, Copy, Debug)]
 enum Replayed {
-    /// The run did this.
+    /// The replay completed with this work.
     Done(Work),
     /// The memory did not fit.
     DoesNotFit(Work),
-    /// The run was not replayed, because nobody knows what it touches there.
+    /// The run was not replayed, because its touches within such a limit are unknown.
     BelowRecording,
 }
 
@@ -175,7 +177,8 @@ impl Points<'_> {
         self.recorded_mib.is_some_and(is_less) && limit_mib < self.need_mib + (self.need_mib >> ROOMY_SHIFT)
     }
 
-    /// Returns what is known about a limit that was looked at.
+    /// Returns the slowdown and the work within a limit that [`look`](Self::look) has handled, if
+    /// known.
     fn slowdown(&self, limit_mib: u64) -> (Result<f64, Unknown>, Option<Work>) {
         let no_faults = |work: &Work| *work == Work::default();
         match self.known.get(&limit_mib) {

@@ -307,7 +307,7 @@ impl Folios {
 }
 
 impl Occupants for Folios {
-    /// Frames of no file are on per-CPU lists and cannot be moved.
+    /// A frame without a folio, such as one on a per-CPU list, cannot be moved.
     fn occupant(&self, frame: Frame) -> Option<Occupant> {
         self.spend(1, self.costs.scan_ns);
         let table = self.table.borrow();

@@ -5,8 +5,8 @@ use super::{Published, SeedRow};
 use crate::outcome::Outcome;
 use crate::workload::fallback_percent;
 
-/// The figure to take from the runs. The first two runs are before and after unless stated
-/// otherwise.
+/// The figure to take from the runs. The first two runs are the ones before and after the change,
+/// unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Figure {
     /// Fallbacks of a round in percent; they agree within [`ROUND_POINTS`] points.

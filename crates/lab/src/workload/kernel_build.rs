@@ -3,8 +3,8 @@
 //! and an object checker follow it.
 //!
 //! The model is fitted to a build of Linux 6.1 (docs/lab/models.md has the figures). Long-lived
-//! memory is a small part of it, but it matters for single pages in swap: each `make` stays until
-//! its directory is built, and files stay until the end.
+//! memory is a small part of the build's memory, but it matters for single pages in swap: each
+//! `make` stays until its directory is built, and files stay until the end.
 
 use super::process::{Kind, Process, SLICE_NS};
 use super::tmpfs::{Files, pages_of_kib};
@@ -30,7 +30,7 @@ pub struct KernelBuild {
     compiler_mib: Within<1, 1024>,
     compiler_spread_percent: Within<0, 100>,
     directory_spread_percent: Within<0, 100>,
-    /// The part of it that comes from `brk`.
+    /// The percentage of a compiler's memory that comes from `brk`.
     heap_percent: Within<0, 100>,
     /// Memory of an assembler and checker, relative to their compiler.
     assembler_percent: Within<1, 100>,
@@ -143,7 +143,8 @@ impl KernelBuild {
         Process::address_pages(self.make()).next_multiple_of(MAX_ORDER.pages())
     }
 
-    /// Returns the maximum number of directories: each beyond the concurrent ones has a last job.
+    /// Returns the maximum number of directories at a time: beyond those being built, each job may
+    /// be the last one of a further directory.
     fn most_directories(&self) -> u32 {
         self.directories.get() + self.jobs.get()
     }

@@ -102,7 +102,7 @@ impl Area {
 #[derive(Clone, Debug)]
 struct Block {
     area: usize,
-    /// The number of its first page in the area.
+    /// The number of the block's first page in the area.
     first: u32,
     /// The slice of the last visit, and the number of visits.
     slice: u32,

@@ -129,15 +129,16 @@ struct Found {
     parts: Vec<Range<usize>>,
     /// Reserves without their windows that are not registered.
     reserves: Vec<Range<usize>>,
-    /// Registered memory that must not be: windows, and reserves that have become unmanageable.
+    /// Registered memory that must be unregistered: windows, and reserves that have become
+    /// unmanageable.
     others: Vec<Range<usize>>,
 }
 
 /// The whole address space.
 const EVERYTHING: Range<usize> = 0..usize::MAX;
 
-/// The calls when further touches fault: `at_once`, and `adopting` when the ranges are known as
-/// managed, too.
+/// The callbacks of an adoption: `at_once` runs when further touches fault, `adopting` when the
+/// ranges are also known as managed.
 struct Registered<A: FnOnce(), B: FnOnce()> {
     at_once: A,
     adopting: B,
@@ -207,7 +208,8 @@ fn insert_registered(
                 }
             }
         });
-        // A mapping event that is pending now ends only after it is received.
+        // If a mapping event is pending, `registered` may be stale: receive the event and search
+        // again.
         if uffd.mapping_is_changing() {
             continue;
         }
@@ -235,7 +237,8 @@ fn trace_present(events: MappingEvents, space: &AddressSpace, range: &Range<usiz
 fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
     let space = &events.activated.engine.ports().space;
     let window = window_bytes(events);
-    // `is_registered` registers the page. In the arena that would make its pages fault.
+    // `AddressSpace::is_registered` registers the page; a page of the arena would fault from then
+    // on.
     let is_registered = |mapping: &Mapping| {
         let first = mapping.start..mapping.start + PAGE_BYTES;
         !events.context.agent_memory.outside(first).is_empty()

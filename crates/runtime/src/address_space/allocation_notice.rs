@@ -46,13 +46,14 @@ const MAX_WAIT_NS: u64 = 100_000_000;
 /// Maximum number of threads that wait at the same time. Any other thread goes on at once.
 const SLOTS: usize = if cfg!(feature = "shuttle") { 2 } else { 64 };
 /// Minimum size of an allocation that needs a notice, as a shift of the limit (1/2^6), at least 1
-/// MiB. It is also the memory that may pass after the monitor has found something new.
+/// MiB. The same amount may be allocated without a notice after the monitor has found new memory.
 const MUCH_SHIFT: u32 = 6;
 const MUCH_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 /// Part of the heap that may be unmanaged, as a shift of the limit (1/2^8), at least 256 KiB.
 const HEAP_SHIFT: u32 = 8;
 const HEAP_MIN_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
-/// Memory that may pass after the first futile notice, and the maximum, as shifts of the limit.
+/// Memory that may be allocated without a notice after the first futile notice (1/2^5), and its
+/// maximum (1/2^2), as shifts of the limit.
 const FIRST_PASS_SHIFT: u32 = 5;
 const LAST_PASS_SHIFT: u32 = 2;
 /// Maximum distance of a heap address from the heap's known end, in bytes.
@@ -130,7 +131,8 @@ pub struct AllocationNotices {
     slots: [Slot; SLOTS],
     /// The slot after that of the last received notice.
     next_slot: AtomicUsize,
-    /// Whether a thread has reached its time limit since the monitor received last.
+    /// Whether a thread has waited in vain for [`MAX_WAIT_NS`] since the monitor last received a
+    /// notice.
     is_monitor_late: AtomicBool,
     /// Number of times that the monitor has found something new.
     finds: AtomicU32,
@@ -229,8 +231,8 @@ impl AllocationNotices {
             || end.wrapping_sub(self.border.load(Ordering::Relaxed)) < HEAP_REACH_BYTES
     }
 
-    /// Returns whether an allocated `range` needs no notice, judging by the last finds of the
-    /// monitor. Counts it if so.
+    /// Returns whether an allocated `range` needs no notice, because it is not watched and its
+    /// pages may still pass. Subtracts the pages from those that may pass.
     pub fn may_pass(&self, range: &Range<usize>) -> bool {
         let pages = pages(range);
         !self.is_watched(range.end)

@@ -1,11 +1,12 @@
 //! The copy-on-write throttle: writes to pages that a fork left shared wait for memory.
 //!
-//! After a fork, the kernel copies a shared page at the first write to it. It charges no budget,
-//! and no thread waits. Several processes can copy gigabytes in a second, faster than the monitor
-//! notices and frees memory. So if the copies may not fit, the monitor write-protects managed
-//! memory: in the parent before the fork, in the child before it runs, or later, when room has
-//! become short and copying has begun. The first write to each block of [`BLOCK_BYTES`] then
-//! faults, and waits until there is room for the copy. A program with room is never throttled.
+//! After a fork, the kernel copies a shared page at the first write to it. The kernel charges the
+//! copy to no budget, and makes no thread wait. Several processes can copy gigabytes in a second,
+//! faster than the monitor notices and frees memory. So if the copies may not fit, the monitor
+//! write-protects managed memory: in the parent before the fork, in the child before it runs, or
+//! later, when room has become short and copying has begun. The first write to each block of
+//! [`BLOCK_BYTES`] then faults, and waits until there is room for the copy. A program with room is
+//! never throttled.
 //!
 //! A page that was swapped out is not shared: it is mapped in unprotected. Swapping out a page
 //! removes its protection. In the child of a fork no page is protected.

@@ -89,7 +89,7 @@ impl Table {
                 found = found.max(self.lender(directory, name));
             }
         }
-        // The table looks empty if the first thread of the thread group has ended.
+        // The kernel shows an empty table if the first thread of the thread group has ended.
         if seen == 0 { Lender::Direct } else { found }
     }
 
@@ -115,8 +115,8 @@ impl Table {
         }
     }
 
-    /// Returns whether a socket has `SO_ZEROCOPY`. If the kernel refuses the question, it counts as
-    /// yes.
+    /// Returns whether a socket has `SO_ZEROCOPY`. If the kernel refuses the query, the answer is
+    /// `true`.
     fn is_zerocopy_socket(&self, name: &CStr) -> bool {
         let number = name.to_str().ok().and_then(|name| name.parse().ok());
         let (Some(process), Some(number)) = (&self.process, number) else { return true };

@@ -46,7 +46,7 @@ pub(crate) struct PendingFaults(Vec<Fault>);
 
 impl PendingFaults {
     pub(crate) fn push(&mut self, fault: Fault) {
-        // There are at most as many as threads of the program.
+        // There are at most as many faults as the program has threads.
         if !self.0.contains(&fault) {
             self.0.push(fault);
         }
@@ -100,8 +100,8 @@ impl MappingEvents {
         }
     }
 
-    /// Applies an event that was received while others were pending. It waits for the next message,
-    /// and until then no page can be moved.
+    /// Applies an event that was received while others were pending. The event waits for the next
+    /// message; until then no page can be moved.
     pub(crate) fn settle(&self) {
         let space = &self.activated.engine.ports().space;
         if space.steady().is_some() {

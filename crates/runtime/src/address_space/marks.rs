@@ -9,7 +9,7 @@
 //!
 //! Marks are set only if the program can make system calls that the agent does not see
 //! ([`foliomem_sys::unseen_calls`]). That may show after pages have been swapped out. Then the
-//! agent marks all of them, and missing marks count from the end of that on.
+//! agent marks all these pages. A missing mark counts only after all are marked.
 //!
 //! A page can be without a mark for another reason: the kernel refuses to set marks while a mapping
 //! change is under way, a fork does not copy them, and a marked range cannot take a huge page as
@@ -38,7 +38,7 @@ pub(crate) struct Marks {
     are_set: AtomicBool,
     /// Whether a missing mark means that the content is stale.
     are_missed: AtomicBool,
-    /// Swapped-out pages without a mark. It may contain resident pages, too.
+    /// Swapped-out pages without a mark. The set may contain resident pages, too.
     unmarked: Ranges,
 }
 
@@ -90,8 +90,8 @@ impl Marks {
         }
     }
 
-    /// Marks the empty pages of `range`, which could not return. The program may have pages of its
-    /// own there, and must not wait at a write to them.
+    /// Marks the empty pages of `range` again, because the range could not be mapped in. Present
+    /// pages in the range stay unmarked: a write to a marked page would wait.
     pub(crate) fn set_again(&self, program: &Userfaultfd, pagemap: &OwnedFd, range: Range<usize>) {
         if !self.are_set() {
             return;

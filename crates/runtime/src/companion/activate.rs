@@ -184,8 +184,9 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
     Ok(Descriptors { program, pagemap, maps: runtime.context.open("self/maps")?, memory, swap_file })
 }
 
-/// Returns the companion, if it offers its userfaultfd. It does not if the process uses its
-/// parent's slot, or if it is nested: to the supervisor, its pid means another process.
+/// Returns the companion, if it offers its userfaultfd. The companion offers none if the process
+/// uses its parent's slot, or if the companion is nested: in the supervisor's pid namespace, the
+/// companion's pid means another process.
 fn offering_companion(runtime: &'static Runtime) -> Option<Pid> {
     let Context { budget, .. } = &runtime.context;
     let is_ours = || budget.control().is_slot_of(budget.slot(), runtime.companion.program()) && !identity::is_nested();

@@ -25,8 +25,8 @@ pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     leave(runtime, ProcessSlot::mark_ended);
 }
 
-/// Deals with an activation that has failed. If the system has no room for a thread, which the
-/// program may well have caused, the monitor tries again later, and this returns.
+/// Handles a failed activation. If the system has no room for a thread, which the program may well
+/// have caused, the monitor tries again later, and this returns.
 ///
 /// Otherwise the companion ends. If the kernel refuses what activation needs (the program has
 /// become another user, or filters its system calls), the program goes on without the limit: all
@@ -134,7 +134,7 @@ pub(crate) fn end_at_start(runtime: &'static Runtime) -> ! {
     leave(runtime, ProcessSlot::mark_ended);
 }
 
-/// Ends the companion and its guard before the program ends, which from now on only waits and
+/// Ends the companion and its guard before the program ends. From now on the program only waits and
 /// exits, and accesses none of its memory but `last_pages`.
 pub(crate) fn end_before_program(runtime: &'static Runtime, last_pages: &[usize]) -> ! {
     release_swap_file(runtime);
@@ -155,19 +155,19 @@ fn release_swap_file(runtime: &'static Runtime) {
 /// gate is closed, and no process accesses the rest.
 fn give_memory_back(runtime: &'static Runtime, kept: &[usize]) {
     let Some(activated) = runtime.activation.activated.get() else { return };
-    // It takes milliseconds, and nobody waits for it.
+    // Giving the memory back takes milliseconds, and no thread waits for it.
     set_urgency(own_thread(), Urgency::Normal);
     // SAFETY: no process accesses the rest, as the callers have checked. No thread of the agent is
     // inside the gate.
     unsafe { activated.engine.ports().discard_all(kept) };
 }
 
-/// Ends the companion and its guard, inside the gate or not. `mark` tells the program's slot why.
-/// The companion's clusters of the swap file are free when it has ended.
+/// Ends the companion and its guard, inside the gate or not. `mark` notes the reason in the
+/// program's slot. The companion's clusters of the swap file are free when it has ended.
 fn leave(runtime: &'static Runtime, mark: fn(&ProcessSlot)) -> ! {
     runtime.companion.note_end();
     runtime.companion.end_guard();
-    // The memory lasts until the last thread has ended, and a SCHED_IDLE one may get no CPU.
+    // The memory exists until the last thread has ended, and a SCHED_IDLE thread may get no CPU.
     runtime.placement.separate(SEPARATE_AFTER_STARVING_NS);
     // A process that waits for this end may unmount the swap file's file system. Giving the memory
     // back takes longer than closing the descriptors.

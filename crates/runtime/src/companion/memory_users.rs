@@ -46,7 +46,7 @@ pub struct User {
     thread: Pid,
     /// The process's number under `/proc`, which may be of another pid namespace.
     number: u32,
-    /// `None` if a filter forbids it.
+    /// The process's pidfd; `None` if a filter forbids pidfd_open(2).
     pidfd: Option<OwnedFd>,
     /// The `statm` of the thread; `None` where `/proc` does not show it.
     statm: Option<OwnedFd>,
@@ -145,8 +145,8 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
     others.filter(|number| *number != last.number && !own.contains(number)).find_map(|number| {
         let statm = open_in(proc, format_args!("{number}/statm"))?;
         match mapped_pages(&statm) {
-            // The process's first thread has ended, but others may be left; or it is a thread of
-            // the kernel.
+            // The process's first thread has ended, but others may be left; or this is a kernel
+            // thread.
             Some(0) => find_thread(proc, ours, number),
             Some(_) => user_if_same(proc, ours, (number, number), statm),
             None => None,
@@ -182,7 +182,8 @@ fn user_if_same(proc: &OwnedFd, ours: &OwnedFd, (number, id): (u32, u32), statm:
     user.remains(ours).then_some(user)
 }
 
-/// Returns whether `theirs` seems to be of the same memory as `ours`: it changes with ours.
+/// Returns whether the two `statm` files seem to show the same memory: `theirs` shows the changes
+/// of size that this function makes in `ours`.
 fn is_same(theirs: &OwnedFd, ours: &OwnedFd) -> bool {
     (0..CHANGES).all(|_| {
         if !is_of_one_size(theirs, ours) {
@@ -194,8 +195,8 @@ fn is_same(theirs: &OwnedFd, ours: &OwnedFd) -> bool {
     })
 }
 
-/// Returns whether both show the same size at some instant. That `ours` is the same before and
-/// after `theirs` is read does not mean that it has not changed between.
+/// Returns whether both files show the same size at some instant. Equal sizes in two reads of
+/// `ours` do not prove that the size was constant in between.
 fn is_of_one_size(theirs: &OwnedFd, ours: impl AsFd) -> bool {
     let mut before = mapped_pages(&ours);
     for _ in 0..COMPARISONS {
@@ -284,7 +285,7 @@ pub(crate) fn is_traced(proc: &OwnedFd, process: Pid) -> bool {
 fn with_status<R>(proc: &OwnedFd, path: std::fmt::Arguments<'_>, read: impl FnOnce(&str) -> Option<R>) -> Option<R> {
     let mut text = [0u8; 2048];
     let len = rustix::io::read(open_in(proc, path)?, &mut text).ok()?;
-    // Skip the process's name, which may be no text.
+    // Skip the process's name, which may be invalid UTF-8.
     let start = text[..len].windows(5).position(|line| line == b"\nPid:")?;
     read(std::str::from_utf8(&text[start..len]).ok()?)
 }

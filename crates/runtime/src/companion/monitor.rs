@@ -33,10 +33,10 @@ use std::time::Duration;
 
 /// Maximum speed at which a program touches memory: 8 GiB/s, in pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
-/// Interval at which the monitor checks whether a process still uses the memory. It is longer among
-/// many processes if the monitor is told about the end.
+/// Interval at which the monitor checks whether a process still uses the memory. The interval is
+/// longer among many processes if the kernel notifies the monitor of the end.
 const USERS_INTERVAL: Duration = Duration::from_millis(20);
-/// Time from the clearing of the exit word to the end of its thread.
+/// Time from the clearing of the exit word to the end of the program's first thread.
 const EXIT_PAUSE: Duration = Duration::from_micros(200);
 /// The monitor's nice value: it works for some microseconds at a time.
 pub(crate) const MONITOR_NICE: i32 = -20;
@@ -62,18 +62,19 @@ const SLEEP_RECORDING_MAX: Duration = Duration::from_millis(2);
 /// may wait for a CPU for tens of milliseconds.
 const QUIET_SAMPLES: u32 = 256;
 /// Memory that a quiet process may touch before the next sample even without room: 8 MiB and 1/2^6
-/// of the limit. That is half and a third of the overrun that the tree may have for a moment (16
-/// MiB for each process and 1/20). The total does not depend on the number of processes that wake
-/// up at once, because they share one memory speed.
+/// of the limit. The tree may exceed its limit for a moment by 16 MiB for each process and 1/20 of
+/// the limit; this is half of the former and a third of the latter. The total does not depend on
+/// the number of processes that wake up at once, because they share one memory speed.
 const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 const QUIET_SHIFT: u32 = 6;
 /// Time without a change after which the monitor of an idle process is dormant, in nanoseconds. The
-/// supervisor looks as often whether the process is idle.
+/// supervisor checks at the same interval whether the process is idle.
 const DORMANT_AFTER_NS: u64 = 1_000_000_000;
 /// Maximum sleep of a dormant monitor: it bounds how late a request is seen.
 const SLEEP_DORMANT: Duration = Duration::from_millis(500);
-/// A dormant monitor looks at the room only if more than this share of the memory is resident, as a
-/// shift (1/2^2). Otherwise a process that wakes faults before it can grow.
+/// A dormant monitor checks the tree's room only if more than this share of the process's memory is
+/// resident, as a shift (1/2^2). A process with less resident memory faults when it wakes, before
+/// it can grow.
 const RESIDENT_SHIFT: u32 = 2;
 /// Number of samples without a change after which a process is not awake.
 const AWAKE_SAMPLES: u32 = 4;
@@ -183,7 +184,8 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
         let until_ns = due_ns.min(users_due_ns);
         let time = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
         if runtime.companion.doze(runtime.fork.quiesce.kick(), kicks, time) == Woken::Exit {
-            // The program executes another one, or its first thread ends, perhaps a moment later.
+            // The program executes another program, or its first thread ends, perhaps a moment
+            // after the kernel has cleared the exit word.
             clock::sleep(EXIT_PAUSE);
             users_due_ns = 0;
         }
@@ -267,9 +269,9 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     Some(balance(runtime, engine, history))
 }
 
-/// Searches the mappings for memory to manage if the process has grown by unmanaged memory. What
-/// moves between the program, the store and free frames is no growth: each search reads all
-/// mappings, and pauses threads that map.
+/// Searches the mappings for memory to manage if the process has grown by unmanaged memory. Memory
+/// that moves between the program, the store and free frames does not count as growth: each search
+/// reads all mappings, and pauses threads that map.
 fn look_for_mappings(runtime: &'static Runtime, events: MappingEvents, history: &mut History) {
     let engine = &events.activated.engine;
     let unmanaged_pages = || runtime.context.budget.own_pages() - engine.held_pages() as i64;

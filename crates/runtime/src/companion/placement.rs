@@ -18,9 +18,9 @@
 //! program instead of in its place.
 //!
 //! A SCHED_IDLE thread starves if others want the CPU. The other handlers check from time to time
-//! whether the pinned handler makes progress ([`Standby`]), and otherwise separate the agent for a
-//! while. A fork separates it, because it must not wait for the pinned handler, and so does the
-//! adoption of new mappings.
+//! whether the pinned handler makes progress ([`Standby`]). If it makes none, they separate the
+//! agent for a while. A fork separates the agent, too, because the forking thread must not wait for
+//! the pinned handler. So does the adoption of new mappings.
 //!
 //! There is no lock: the pinned handler writes the CPU, and any thread may clear it.
 
@@ -57,8 +57,8 @@ const NEAR_NS: u64 = 12_000;
 const STARVED_NS: u64 = 8_000_000;
 /// Time without co-location after the pinned handler has starved, in nanoseconds.
 pub(crate) const SEPARATE_AFTER_STARVING_NS: u64 = 1_000_000_000;
-/// Time without co-location after the program has got new memory, or has forked: the agent's other
-/// threads have more work than its faults, in nanoseconds.
+/// Time without co-location after the program has got new memory or has forked, in nanoseconds:
+/// then the agent's other threads have more to do than the handlers.
 pub(crate) const SEPARATE_WHILE_GROWING_NS: u64 = 20_000_000;
 /// No CPU, or no thread.
 const NONE: u32 = u32::MAX;
@@ -76,7 +76,7 @@ pub(crate) enum CoLocation {
 #[derive(Debug)]
 pub(crate) struct Placement {
     /// Time that a flush takes while another CPU runs the process, in nanoseconds; 0 until it is
-    /// measured. A fork inherits it.
+    /// measured. The child of a fork inherits the value.
     flush_ns: AtomicU64,
     is_other_cpu_busy: AtomicBool,
     /// Whether a thread may leave SCHED_IDLE again.
@@ -172,7 +172,8 @@ impl Placement {
         }
     }
 
-    /// Notes a served fault. Folios of order `ahead` were read ahead, or none were.
+    /// Notes a served fault. `ahead` is the order of the folios that were read ahead, `None`
+    /// without readahead.
     pub fn note_readahead(&self, ahead: Option<Order>) {
         let streaming = self.streaming.load(Relaxed);
         let is_large = ahead.is_some_and(|order| order.bytes() >= LARGE_BYTES);
@@ -223,9 +224,9 @@ impl Placement {
 /// is checked at every fault.
 #[derive(Debug)]
 pub(crate) struct PinnedHandler {
-    /// Its own CPU, for the time without co-location.
+    /// The handler's own CPU, on which it runs while the agent is not co-located.
     own_cpu: u32,
-    /// The CPU on which it runs.
+    /// The CPU on which the handler runs now.
     cpu: u32,
     /// The thread whose CPU was looked up last, and its open `stat` file.
     stat: Option<(u32, OwnedFd)>,

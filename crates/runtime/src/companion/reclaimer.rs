@@ -69,10 +69,10 @@ impl Default for ReclaimRequests {
 }
 
 impl ReclaimRequests {
-    /// Has the reclaimers make room for what the agent of a child takes at once, and waits for it,
-    /// if not for long. The monitor calls this while a thread waits to fork. (That thread itself
-    /// may take no lock of the engine: woken to take one, it may first need a page from a handler
-    /// that waits for the same lock.)
+    /// Makes the reclaimers free the memory that the agent of a child takes at once, and waits for
+    /// that up to [`MAX_CHILD_WAIT_NS`]. The monitor calls this while a thread waits to fork. (The
+    /// forking thread itself may take no lock of the engine: when it wakes up to take one, it may
+    /// first fault, and the handler of this fault may wait for the same lock.)
     pub(crate) fn make_room_for_child(&self, context: &Context, activated: &Activated) {
         if context.settings.torture {
             // There is never any room.
@@ -88,7 +88,7 @@ impl ReclaimRequests {
             let pause = timespec(CHILD_PAUSE);
             let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&pause));
             context.budget.sample();
-            // Other processes have no room by freed frames before that.
+            // Freed frames give other processes no room before the arena releases them.
             engine.release_surplus(Activity::Busy);
         }
     }

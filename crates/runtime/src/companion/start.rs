@@ -38,8 +38,8 @@ use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 
 /// Starts the agent of the calling process, which has claimed `slot`: creates its companion, and
-/// waits until that is ready. `device` is `/dev/userfaultfd`, if the door has given it. Fails if
-/// the companion cannot start.
+/// waits until the companion is ready. `device` is `/dev/userfaultfd`, if the door has given it.
+/// Fails if the companion cannot start.
 pub fn start(
     control: &'static Control,
     slot: SlotIndex,

@@ -54,7 +54,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Forgets the threads of another process, whose memory this process has a copy of.
+    /// Forgets the parent's threads, in the child of a fork.
     pub(crate) fn reset(&self) {
         let Workers {
             // Kept: reused. Only the monitor locks them.
@@ -80,7 +80,7 @@ impl Workers {
         self.stacks_used.load(Ordering::Relaxed) as usize
     }
 
-    /// Lets the threads work, `handlers` of which are handlers. The agent has activated.
+    /// Lets the threads work after the agent has activated. `handlers` of them are handlers.
     pub(crate) fn release(&self, handlers: u32) {
         self.parked.store(0, Ordering::Relaxed);
         self.handlers.store(handlers, Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl Workers {
         let _ = futex::wake(&self.is_released, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// A new thread: waits until it may work.
+    /// Waits until the calling new thread may work.
     pub(crate) fn wait_until_released(&self) {
         // Acquire pairs with the Release in `release`: the agent has activated.
         while self.is_released.load(Ordering::Acquire) == 0 {

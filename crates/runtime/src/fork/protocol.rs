@@ -246,8 +246,8 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
     runtime.fork.quiesce.finish();
 }
 
-/// Asks the companion to lend descriptors that the child could not open and that cannot be taken.
-/// The forking thread calls this before the agent is quiesced.
+/// Asks the companion to lend the descriptors that the child could not open and that this thread
+/// cannot take by pidfd_getfd(2). The forking thread calls this before the agent is quiesced.
 fn ask_for_descriptors(runtime: &'static Runtime) {
     let (Some(companion), Some(files)) = (runtime.companion.process(), &*runtime.context.files) else { return };
     let is_hidden = access("/proc/self/statm", Access::EXISTS).is_err()

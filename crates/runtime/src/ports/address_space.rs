@@ -2,9 +2,9 @@
 //! them.
 //!
 //! One userfaultfd has the program's ranges registered for missing pages. The arena is registered
-//! with it, too: the kernel then refuses to move any page, in or out, while a change of mappings is
-//! under way that has not been received. The lock of the mappings covers the time from receiving a
-//! change to applying it; every thread that moves pages holds it for reading.
+//! with the same userfaultfd. So the kernel refuses to move any page, in or out, while a mapping
+//! change is pending that no thread has received. The lock of the mappings covers the time from
+//! receiving a change to applying it; every thread that moves pages holds it for reading.
 //!
 //! Lock order: the lock of the mappings, then leaves (ranges, advice, growth).
 
@@ -50,7 +50,7 @@ pub struct AddressSpace {
     may_have_grown: Mutex<Vec<usize>>,
     /// Held for writing from the read of a message until its event is applied or waits for others.
     mappings: RwLock<Changes, Mappings>,
-    /// The number of the [`Disabled`] that the kernel answered last.
+    /// The kernel's last answer, as the number of a [`Disabled`].
     disabled: AtomicU8,
     tracer: &'static Tracer,
 }
@@ -178,8 +178,8 @@ impl AddressSpace {
         &self.advices
     }
 
-    /// Asks the kernel whether the program has disabled huge pages. [`sizes_of_return`] believes
-    /// the answer until the next question.
+    /// Asks the kernel whether the program has disabled huge pages. [`sizes_of_return`] uses this
+    /// answer until the next call of this function.
     ///
     /// [`sizes_of_return`]: ports::AddressSpace::sizes_of_return
     pub fn ask_disabled(&self) -> Disabled {
@@ -226,13 +226,13 @@ impl AddressSpace {
         self.may_have_grown.lock().push(address);
     }
 
-    /// Returns whether such mappings remain to be looked up.
+    /// Returns whether mappings that may have grown remain to be looked up.
     pub fn has_unknown_growth(&self) -> bool {
         !self.may_have_grown.lock().is_empty()
     }
 
-    /// Looks up the size of such mappings. The caller holds the lock of the mappings, and no change
-    /// is under way.
+    /// Looks up the sizes of the mappings that may have grown. The caller holds the lock of the
+    /// mappings, and no change is under way.
     pub fn learn_growth(&self) {
         let candidates = std::mem::take(&mut *self.may_have_grown.lock());
         for address in candidates {
@@ -254,9 +254,9 @@ impl AddressSpace {
     pub fn adopt_range(&self, part: Range<usize>, mapping: Range<usize>) {
         let advice = self.advices.of_adopted(&self.ranges, &part, &mapping);
         memory_advice::set_forks(&part, Forks::LeaveOut);
-        // The kernel may have merged the mapping with an adjacent one, as it did for the program or
-        // would have done, because all managed memory is left out of forks. The program's advice
-        // about the adjacent one does not hold for this one.
+        // All managed memory is left out of forks, so the kernel may now have merged the mapping
+        // with an adjacent one, as it did, or would have done, without the agent. `advice` stays
+        // unchanged: the advice about the adjacent mapping does not hold for this part.
         let mapping = maps::query(&self.attachment.descriptors().maps, part.start).unwrap_or(mapping);
         self.registered.insert_in(&mapping, part.clone(), RangeAdvice::default());
         self.ranges.insert_in(&mapping, part, advice);
@@ -318,17 +318,17 @@ impl AddressSpace {
         self.marks.miss();
     }
 
-    /// Reports pages without marks. While a change of mappings is under way that no thread has
-    /// received, a missing mark says nothing: the kernel has moved it, and the page's content is
-    /// valid at its new address.
+    /// Reports pages without marks. While a mapping change is pending that no thread has received,
+    /// a missing mark proves nothing: the kernel may have moved the mark, and the page's content is
+    /// valid at the new address.
     fn report_lost(&self, found: Vec<Range<usize>>, lost: &mut dyn FnMut(Range<PageNumber>)) {
         if !found.is_empty() && !self.attachment.descriptors().program.mapping_is_changing() {
             found.into_iter().for_each(|run| lost(ranges::pages(&run)));
         }
     }
 
-    /// Marks `pages`, which have moved to `home`. A huge page that has moved as one must return as
-    /// one; the page table that holds marks would prevent that.
+    /// Marks `pages`, which have moved to `home`. A huge page that has moved as one gets no marks:
+    /// marks need a page table, with which the kernel could not map the huge page again as one.
     fn mark_moved(&self, pages: Range<PageNumber>, home: usize) {
         let is_block = pages.end.0 - pages.start.0 == u64::from(MAX_ORDER.pages());
         if is_block && pagemap::is_huge(&self.attachment.descriptors().pagemap, home) {

@@ -95,7 +95,7 @@ impl Attachment {
         unsafe { std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(from), target, len) };
     }
 
-    /// Moves `pages` pages. On an error, returns how far it came, as the engine expects.
+    /// Moves `pages` pages. On an error, returns how far the move came, as the engine expects.
     pub(super) fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
         let len = pages as usize * PAGE_BYTES;
         if self.is_detached() {
@@ -124,7 +124,7 @@ impl Attachment {
     }
 }
 
-/// Returns the engine's name of an error.
+/// Converts an error of userfaultfd to the engine's type.
 pub(super) fn move_error(error: userfaultfd::MoveError) -> MoveError {
     match error {
         userfaultfd::MoveError::Again => MoveError::Changing,

@@ -55,9 +55,9 @@ pub trait BlockFile {
 
 impl BlockFile for BorrowedFd<'_> {
     fn ring(&self) -> Option<Box<dyn Ring>> {
-        // A write to a file mostly allocates blocks, which waits. So io_uring leaves it to a thread
-        // of the kernel, which needs a CPU first: on a busy machine that takes longer than a direct
-        // write.
+        // A write to a regular file mostly allocates blocks of the disk, so it must wait. io_uring
+        // leaves such a write to a kernel thread, which first needs a CPU: on a busy machine this
+        // takes longer than a direct write.
         let stat = fs::fstat(self).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice);
         Some(Box::new(stat.and_then(|_| Uring::<MAX_WRITES>::new(self.as_fd()).ok())?))
     }

@@ -6,7 +6,7 @@
 //! and 8 bytes.
 //!
 //! For lz4 each page has planes of its own, so decompression can stop after any page. For zstd the
-//! whole piece has, and each plane gets an entropy code.
+//! whole piece has one set of planes, and each plane gets an entropy code of its own.
 //!
 //! A piece's *pattern* says which of the 8 bytes of a word mostly equal those of the word before.
 //! For each pattern, [`Choice`] now and then compresses a piece both ways and remembers which way

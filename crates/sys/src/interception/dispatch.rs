@@ -77,7 +77,7 @@ struct Action {
 
 /// The state of SIGSYS: how many traps need the agent's action, and the program's action.
 struct Disposition {
-    /// Number of armed traps. The agent's action is set if there is one.
+    /// Number of armed traps. The agent's action is set while this is not 0.
     traps: u32,
     /// The program's action, while the agent's action is set.
     program: Action,
@@ -132,7 +132,7 @@ unsafe extern "C" {
 /// Makes a system call that is never dispatched, and returns its raw result.
 ///
 /// # Safety
-/// The contract is that of the call.
+/// The caller keeps the contract of the system call.
 unsafe fn undispatched(number: u32, arguments: [usize; 6]) -> isize {
     // SAFETY: the caller keeps the contract of the call.
     unsafe { foliomem_undispatched_syscall(number as usize, &raw const arguments) }
@@ -147,7 +147,7 @@ pub fn trap_forks<R>(real: impl FnOnce() -> R, mut hooks: &'static dyn ForkHooks
     }
     let Some(trap) = arm(thread, &raw mut hooks) else { return real() };
     let result = real();
-    // A fork has already disarmed the trap.
+    // If `real` has forked, the fork has already disarmed and freed the trap.
     if trap.thread.load(Ordering::Relaxed) == thread {
         trap.selector.store(SELECTOR_ALLOW, Ordering::Relaxed);
         disarm(trap, &mut forking(), Dispatching::On);
@@ -341,7 +341,7 @@ fn end_trap(trap: &Trap, registers: &mut Registers<'_>, disposition: &mut Dispos
     trap.thread.store(0, Ordering::Release);
 }
 
-/// Handles a SIGSYS that is not of a trap: does what the program's action says.
+/// Handles a SIGSYS that no trap has caused: follows the program's action.
 fn handle_other_sigsys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
     let program = forking().program;
     match program.handler {
@@ -409,7 +409,7 @@ fn fork_and_disarm(trap: &'static Trap, registers: &mut Registers<'_>, call: For
     unsafe { call_on_stack(stack.start() + stack.len(), fork_between_hooks, argument) };
     let call = on_stack.call;
     if call.result() == 0 {
-        // The child has only this thread, and no dispatching.
+        // The child has only this thread. The kernel does not dispatch its system calls.
         for other in ALL_TRAPS.iter().filter(|other| !std::ptr::eq(*other, trap)) {
             other.thread.store(0, Ordering::Relaxed);
         }
@@ -491,7 +491,8 @@ mod tests {
         })
     }
 
-    /// Waits for `child` and returns its exit code, or 128 and the number of its signal.
+    /// Waits for `child` and returns its exit code, or 128 plus the number of the signal that ended
+    /// it.
     fn wait(child: i32) -> i32 {
         let mut status = 0;
         // SAFETY: waitpid(2) only writes the status.

@@ -2,9 +2,9 @@
 //! ([`crate::interception::patches`]).
 //!
 //! A stub jumps to the entry with the registers of the system call, and with the address of the
-//! stub's own `syscall` instruction in `rcx`. The entry jumps to that instruction if the caller
-//! must make the call itself, or behind it, with the result. In between it claims a frame, blocks
-//! signals, takes a lock, and makes the call on the agent's stack.
+//! stub's own `syscall` instruction in `rcx`. The entry claims a frame, blocks signals, takes a
+//! lock, and makes the call on the agent's stack. Then it jumps behind the stub's instruction, with
+//! the result. If the caller must make the call itself, the entry jumps to the instruction instead.
 //!
 //! - The entry does not use the caller's stack.
 //! - It preserves the vector registers, as a system call does: the C function around the call may
@@ -127,7 +127,7 @@ const EXIT_STACK_BYTES: usize = 32 << 10;
 /// The stack cannot be static data: the kernel may have merged that with managed memory, and a
 /// first touch after the agent's end would wait forever.
 static EXIT_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
-/// Whether a thread uses the stack for exits. Then another thread makes the call by itself.
+/// Whether a thread uses the stack for exits. Meanwhile other threads exit without the hook.
 static IS_EXITING: AtomicU32 = AtomicU32::new(0);
 /// Whether the program has made a process that shares its memory and for which it does not wait as
 /// `vfork(2)` does.
@@ -389,8 +389,8 @@ pub fn set_hooks(hooks: &'static dyn ForkHooks) {
     }
 }
 
-/// Notes that the program dispatches the calling thread's system calls by the selector at an
-/// address (Syscall User Dispatch), or with `None` that it has stopped.
+/// Notes that the program dispatches the calling thread's system calls (Syscall User Dispatch) by
+/// the selector at this address, or no longer dispatches them if `selector` is `None`.
 pub fn note_dispatch(selector: Option<usize>) {
     if selector.is_none() && !HAS_DISPATCH.load(Ordering::Relaxed) {
         return;
@@ -417,7 +417,7 @@ pub fn note_dispatch(selector: Option<usize>) {
 /// Makes a system call and returns its raw result.
 ///
 /// # Safety
-/// The contract is that of the call.
+/// The caller keeps the contract of the system call.
 pub unsafe fn system_call(number: u32, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
     // SAFETY: the caller keeps the contract of the call. The kernel changes only the declared

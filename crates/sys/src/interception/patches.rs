@@ -1,15 +1,14 @@
 //! Patches the system calls in the C library that the agent must see, whichever symbol is called.
 //!
 //! A program may reach the C library's code by a symbol, a handle of `dlsym`, RTLD_DEEPBIND, a
-//! function inside of the library, or a C library of another namespace. All ways end at a few
-//! `syscall` instructions:
+//! function inside of the library, or a C library of another namespace. All these ways end at a few
+//! `syscall` instructions of the C library:
 //!
-//! - for a fork or a new thread those of `_Fork` (or `fork`), `clone`, `clone3` (which has no
-//!   symbol) and `syscall`;
-//! - for a change of the meaning of memory without a message of the kernel
-//!   ([`crate::unseen_calls`]) those of `madvise`, `process_madvise`, `vmsplice`, `setsockopt` and
+//! - forks and new threads: in `_Fork` (or `fork`), `clone`, `clone3` (which has no symbol) and
 //!   `syscall`;
-//! - for the end of the process that of `_exit`.
+//! - calls that change the meaning of memory without a kernel message ([`crate::unseen_calls`]): in
+//!   `madvise`, `process_madvise`, `vmsplice`, `setsockopt` and `syscall`;
+//! - the end of the process: in `_exit`.
 //!
 //! A jump to a stub replaces instructions right before or right after each of them:
 //!
@@ -87,7 +86,7 @@ enum Wanted {
 }
 
 impl Wanted {
-    /// Returns whether `code`, which leads to a system call, makes it one of these.
+    /// Returns whether `code`, which ends at a system call, loads the number of a wanted call.
     fn is_among(self, code: &[u8]) -> bool {
         match self {
             Wanted::All => true,
@@ -120,7 +119,7 @@ const CHANGING: [(&CStr, Wanted); 4] = [
     (c"process_madvise", Wanted::Numbers(&[raw::__NR_process_madvise])),
 ];
 
-/// Maximum distance of the code of `clone3`, which has no symbol, from that of `clone`, in bytes.
+/// Maximum distance in bytes between the code of `clone` and of `clone3`, which has no symbol.
 const CLONE3_REACH_BYTES: usize = 32 << 10;
 
 /// The function that ends the process. A site of it that is not recognised stays unpatched.
@@ -375,7 +374,8 @@ fn sites_of_function(library: Object<'_>, name: &CStr, wanted: Wanted) -> Option
     sites_in(bytes, code.start, wanted)
 }
 
-/// Returns the sites of `clone3` in `library`, which makes threads by it from glibc 2.34 on.
+/// Returns the sites of `clone3` in `library`. glibc makes threads with `clone3` since version
+/// 2.34.
 fn clone3_sites(library: Object<'_>) -> Vec<Site> {
     let Some(code) = library.code(c"clone").and_then(|clone| library.code_around(clone.start, CLONE3_REACH_BYTES))
     else {
@@ -560,8 +560,8 @@ pub fn activate(hooks: &'static dyn ForkHooks) {
     entry::set_hooks(hooks);
 }
 
-/// Notes that the program dispatches the calling thread's system calls by the selector at an
-/// address (Syscall User Dispatch), or with `None` that it has stopped.
+/// Notes that the program dispatches the calling thread's system calls (Syscall User Dispatch) by
+/// the selector at this address, or no longer dispatches them if `selector` is `None`.
 pub fn note_dispatch(selector: Option<usize>) {
     entry::note_dispatch(selector);
 }
@@ -614,7 +614,7 @@ extern "C" fn objects_changed() {
             let _ = sites.patch();
         }
     });
-    // The code of a library may be mapped before the library is listed, but does not run before.
+    // The code of a library may be mapped before the loader lists the library, but runs only after.
     if are_complete && unseen_calls::is_watching() && !unseen_calls::can_be_made() {
         entry::objects_changed();
     }
@@ -632,7 +632,8 @@ mod tests {
         0xff, 0xff, 0x77, 0x35, 0x89, 0xc2, 0x85, 0xc0, 0x75, 0x2c, 0xb8, 0x11, 0x01, 0x00, 0x00, 0x0f, 0x05, 0x89,
         0xd0, 0xc3,
     ];
-    /// `mov eax, 56; xor esi, esi; syscall`, which the instructions of a test follow.
+    /// `mov eax, 56; xor esi, esi; syscall`. Each test appends the instructions that follow the
+    /// call.
     const EARLY_NUMBER: [u8; 9] = [0xb8, 0x38, 0, 0, 0, 0x31, 0xf6, 0x0f, 0x05];
 
     fn with(tail: &[u8]) -> Vec<u8> {

@@ -23,7 +23,8 @@ pub enum Call {
     PidfdGetfd,
     /// `futex_waitv(2)`: sleeping on two words.
     FutexWaitv,
-    /// `clone3(2)`: the C library starts threads by it, and does without only if it does not exist.
+    /// `clone3(2)`: the C library starts threads with it, and uses `clone(2)` only if `clone3` does
+    /// not exist.
     Clone3,
     /// `kcmp(2)`: learning that a process has executed another program.
     Kcmp,
@@ -43,7 +44,7 @@ pub const ALL: [Call; 8] = [
     Call::IoUringSetup,
 ];
 
-/// What becomes of a call.
+/// The result of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
     /// The kernel gets it.

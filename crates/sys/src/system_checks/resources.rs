@@ -11,13 +11,13 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 /// `f_type` of procfs.
 const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
-/// Opens descriptors until there are `most`; returns how many there were, and what refused the next
-/// one.
+/// Opens descriptors until there are `most`. Returns how many could be opened, and the error of the
+/// next one.
 ///
 /// # Errors
 /// Fails if there can be no child to open them in.
 pub fn open_descriptors(most: usize, by: By) -> Result<(u32, Option<Errno>), Errno> {
-    // Its memory is allocated before there is a child.
+    // The vector's memory is allocated before the child exists.
     let mut opened = Vec::with_capacity(most);
     let counted = steps::run(by, |steps| {
         count(steps, most, || open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map(|fd| opened.push(fd)))
@@ -25,8 +25,8 @@ pub fn open_descriptors(most: usize, by: By) -> Result<(u32, Option<Errno>), Err
     Ok(number_and_refusal(counted))
 }
 
-/// Starts processes until there are `most`, and waits for them; returns how many there were, and
-/// what refused the next one.
+/// Starts processes until there are `most`, and waits for them. Returns how many could be started,
+/// and the error of the next one.
 ///
 /// # Errors
 /// Fails if there can be no child to start them from.
@@ -34,7 +34,7 @@ pub fn start_processes(most: usize, by: By) -> Result<(u32, Option<Errno>), Errn
     let mut started = Vec::with_capacity(most);
     let counted = steps::run(by, |steps| {
         count(steps, most, || thread::spawn_ending_process().map(|id| started.push(id)));
-        // Until it is waited for, each counts.
+        // Each process counts against the limit until it is reaped.
         started.drain(..).for_each(thread::reap);
     })?;
     Ok(number_and_refusal(counted))
@@ -65,7 +65,7 @@ fn number_and_refusal([count, refused]: [Step; 2]) -> (u32, Option<Errno>) {
 /// Fails as the reservation does, or if there can be no child for it.
 pub fn reserve(arena_bytes: usize, other_bytes: usize, by: By) -> Result<(), Errno> {
     let [arena, other] = steps::run(by, |steps| {
-        // Both at once.
+        // Both reservations exist at the same time.
         let _arena = steps.take(0, || Region::reserve_uncounted(arena_bytes));
         steps.take(1, || Region::reserve(other_bytes));
     })?;
@@ -78,7 +78,7 @@ pub fn reserve(arena_bytes: usize, other_bytes: usize, by: By) -> Result<(), Err
 /// What an agent needs below `/proc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proc {
-    /// Whether something else is mounted there, or nothing.
+    /// Whether something else than procfs, or nothing, is mounted at `/proc`.
     pub is_foreign: bool,
     /// The files, with the result of opening them.
     pub files: [(&'static str, Step); FILES.len()],
@@ -101,7 +101,7 @@ pub fn probe_proc(by: By) -> Result<Proc, Errno> {
     Ok(Proc { is_foreign, files: std::array::from_fn(|index| (FILES[index], steps[index])) })
 }
 
-/// Opens a descriptor of the parent's, by `/proc`.
+/// Opens one of the parent's descriptors through `/proc`.
 ///
 /// # Errors
 /// Fails if there can be no child to open it in, or nothing to open.

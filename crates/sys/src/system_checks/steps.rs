@@ -1,11 +1,11 @@
 //! A probe: it takes numbered steps, and each leaves a result.
 //!
-//! A filter of system calls (seccomp) may kill the caller. So a child can take the steps. Its
-//! results lie in shared memory: a child that was killed has left those of the steps before. No
-//! descriptor is needed.
+//! A filter of system calls (seccomp) may kill the caller. So a child can take the steps. The
+//! child's results lie in shared memory: a killed child has left the results of its earlier steps.
+//! No descriptor is needed.
 //!
 //! A child costs more than most probes, and each run begins with probes. So the caller takes the
-//! steps itself where no filter looks at system calls. A probe leaves nothing behind in the caller.
+//! steps itself if no filter checks its system calls. A probe leaves nothing behind in the caller.
 
 use crate::thread::exit_process;
 use rustix::io::Errno;
@@ -35,8 +35,7 @@ impl By {
     }
 }
 
-/// Returns whether a filter looks at the system calls of this process. A filter may refuse to say
-/// so.
+/// Returns whether a filter checks the system calls of this process. A filter may refuse the query.
 pub fn is_filtered() -> bool {
     secure_computing_mode() != Ok(SecureComputingMode::Disabled)
 }
@@ -50,7 +49,7 @@ pub enum Step {
     Done(u32),
     /// It failed.
     Failed(Errno),
-    /// A signal ended the child in it: only a filter does that.
+    /// A signal ended the child during the step: only a filter does that.
     Killed,
 }
 

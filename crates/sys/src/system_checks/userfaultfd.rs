@@ -13,7 +13,8 @@ use std::path::Path;
 /// The device.
 pub const DEVICE: &str = "/dev/userfaultfd";
 
-/// What was tried, in this order. A later way is tried only if the earlier ones failed.
+/// The results of the probe's steps, in this order. A later way is tried only if the earlier ones
+/// failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ways {
     /// Opening the device.
@@ -69,7 +70,7 @@ fn try_ways(steps: &Steps<'_>) {
     let by_device = steps.take(0, device).and_then(|device| steps.take(1, || ask_device(&device)));
     let opened = by_device
         .or_else(|| steps.take(2, || call(Served::All)))
-        // This one tells what the kernel can do, although the agent may not use it.
+        // This userfaultfd shows what the kernel can do, although the agent may not use it.
         .or_else(|| steps.take(3, || call(Served::UserMode)));
     let agree = |fd| steps.take(4, || Userfaultfd::agree(fd, Features { events: true }));
     if opened.and_then(agree).is_some() {
@@ -77,8 +78,8 @@ fn try_ways(steps: &Steps<'_>) {
     }
 }
 
-/// Opens another one, by the way that has worked: a move of memory that has events waits for
-/// whoever reads them.
+/// Opens another userfaultfd, in the way that has worked: with mapping events, a move of memory
+/// would wait until the events are read.
 fn open_again(steps: &Steps<'_>) -> Result<Userfaultfd, Errno> {
     let device = device().and_then(|device| ask_device(&device));
     let fd: OwnedFd = device.or_else(|_| call(if steps.is_done(2) { Served::All } else { Served::UserMode }))?;

@@ -1,5 +1,5 @@
-//! The free-split variant: larger free runs are split if none has exactly the order (2023-11, third
-//! patch; merged in Linux 6.9). The rest returns to the free runs of its orders.
+//! The free-split variant: if no free run has exactly the wanted order, a larger one is split, and
+//! its remainder stays free in smaller runs (2023-11, third patch; merged in Linux 6.9).
 
 use super::Policy;
 

@@ -1,6 +1,6 @@
 //! The migrate-whole variant: folios move whole (2023-11, second patch). Free runs are kept by
-//! order, and each serves exactly its order. A folio without such a run stays, and with it the
-//! whole block: moves out of a block that is then given up are wasted.
+//! order, and each serves exactly its order. If there is no free run for a folio, compaction gives
+//! up the whole block, and the moves already made out of that block are wasted.
 
 use super::Policy;
 use crate::compaction::Occupant;

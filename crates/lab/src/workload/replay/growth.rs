@@ -1,8 +1,8 @@
-//! Growth: whether a run leaks. A run leaks if it needs more and more, and does not touch again
-//! what it grew by.
+//! Growth: whether a run leaks. A run leaks if it needs more and more memory and does not touch the
+//! additional memory again.
 //!
-//! Nobody sees touches of resident pages. So only a page that was swapped out and did not come back
-//! counts as not touched again: it was evicted once, for good.
+//! The trace does not show touches of resident pages. So only a page that was evicted once and
+//! never returned counts as not touched again.
 
 use super::places::{Block, blocks, part};
 use foliomem_types::trace_event::Event;
@@ -14,12 +14,12 @@ use std::ops::Range;
 /// Minimum growth after the first quarter of the run: 16 MiB, and this part of the peak.
 const MIN_GROWN_PAGES: u64 = (16 << 20) / PAGE_BYTES as u64;
 const MIN_GROWN_SHIFT: u32 = 3;
-/// Minimum part of what grew that is not touched again, in per cent.
+/// Minimum part of the growth that is not touched again, in per cent.
 const MIN_IDLE_PERCENT: u64 = 75;
 /// Times of the run between which its need must grow, in per cent of its duration.
 const QUARTERS: [u64; 4] = [25, 50, 75, 95];
-/// Pages that count as grown were new before this part of the run, in per cent: later ones had no
-/// time to be used.
+/// Only pages first touched before this part of the run, in per cent, count as growth: the run had
+/// no time to use later pages.
 const NEW_UNTIL_PERCENT: u64 = 75;
 /// Maximum length of the history; a longer one is thinned out.
 const MAX_HISTORY: usize = 4096;

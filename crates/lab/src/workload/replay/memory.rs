@@ -1,4 +1,4 @@
-//! What the processes of a recorded run have in memory: pages with content, and unmanaged memory.
+//! The memory of the processes of a recorded run: pages with content, and unmanaged memory.
 
 use super::places::{Block, blocks, part};
 use crate::bits::{Bits, clear, is_set, set};

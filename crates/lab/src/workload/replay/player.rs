@@ -66,7 +66,7 @@ impl<'a> Player<'a> {
 }
 
 impl Player<'_> {
-    /// Does what the run did at an event, after the unseen touches until then.
+    /// Replays an event of the run, after the unseen touches that are due before the event.
     pub fn play(&mut self, Record { process, event, time_us }: Record) -> Result<(), LabError> {
         self.do_until(time_us)?;
         match event {

@@ -1,4 +1,4 @@
-//! What the whole recorded run took, from the last events of its trace.
+//! The totals of the whole recorded run, from the last events of its trace.
 
 use foliomem_types::counters::FaultKind;
 use foliomem_types::trace_event::Event;

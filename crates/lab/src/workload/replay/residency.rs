@@ -1,11 +1,11 @@
 //! Residency: which pages were resident in a run recorded under a limit, and whether they were in
 //! use.
 //!
-//! The run does not see touches of resident pages. But at the end of each residency period (*stay*)
-//! the page was staged, and a page in use was touched again before it was written back: the run's
-//! engine found out in this way which pages to keep, and so does the replay. For a page that was
-//! never evicted that is unknown: it counts as it did at its previous eviction, or as in use if
-//! there was none.
+//! The recorded run does not see touches of resident pages. But at the end of each residency period
+//! (*stay*) the page was staged, and a page in use was touched again before it was written back.
+//! The run's engine learned in this way which pages to keep, and so does the replay. The use of a
+//! page at the end of its last stay is unknown if the run never evicted the page again. The page
+//! then counts as it did at its previous eviction, or as in use if it was never evicted.
 
 use super::places::{Block, blocks, part};
 use crate::bits::{Bits, clear_page, is_set, set_page};

@@ -34,9 +34,9 @@ pub struct Summary {
     pub touches: u64,
     /// Number of lost events.
     pub lost: u64,
-    /// Memory that grew and was not used any more.
+    /// Memory that the run has leaked.
     pub leak: Option<Leak>,
-    /// What the whole run took.
+    /// The totals of the whole run.
     pub recorded: Recorded,
     /// The place of each used block.
     pub(super) places: Places,
@@ -160,8 +160,8 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// Records that a range has content. Fails if it is more than a real process could have had: a
-    /// bad trace must not take all of our memory.
+    /// Records that a range has content. Fails if the run then has more memory than a real process
+    /// could have: a bad trace must not exhaust the memory of the lab.
     fn fill(&mut self, process: u32, range: &Range<PageNumber>) -> Result<(), LabError> {
         // Most touches are of pages with content.
         if range.end == range.start.offset(1) && self.content.has(process, range.start) {

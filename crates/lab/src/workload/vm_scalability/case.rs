@@ -54,7 +54,7 @@ pub enum Case {
     Truncate,
 }
 
-/// Pages that a task uses before another task runs: those that a fault maps.
+/// Pages that a task uses before another task runs: as many as one fault maps.
 const SLICE: u32 = 16;
 /// Pages that a task uses before another task on its CPU runs: 3 ms (a turn of Linux 6.6 on 8 CPUs)
 /// at 0.8 GB a second, the published speed of a CPU.
@@ -63,8 +63,8 @@ const TURN: u32 = 600;
 /// variants, so most are left out.
 const RANDOM_BY_PAGE: u32 = 8;
 const WORD_BYTES: u64 = 8;
-/// Maximum pages of a file: random touches are this many times [`RANDOM_BY_PAGE`], at most 2^32 in
-/// all.
+/// Maximum pages of a file: each page gets [`RANDOM_BY_PAGE`] random touches, and the number of all
+/// touches must fit into 32 bits.
 const MAX_FILE_PAGES: u64 = (u32::MAX / RANDOM_BY_PAGE) as u64;
 /// Maximum number of CPUs: a page has one bit for each address space that maps it.
 const MAX_CPUS: u32 = 16;
@@ -78,7 +78,7 @@ const ROTATE_MEMORIES: u64 = 256;
 #[derive(Clone, Debug)]
 enum Way {
     Read(Reader),
-    /// A mapping, from `first` on.
+    /// The task uses a mapping in order, from page `first` on.
     InOrder {
         mapper: Mapper,
         file: FileId,
@@ -309,7 +309,8 @@ impl Run {
         Ok(())
     }
 
-    /// Starts a round: each task must do what fills memory `memories` times, or all of its part.
+    /// Starts a round. In a case that reads files, each task reads `memories` times the memory,
+    /// divided by the number of files. In other cases each task uses all of its part.
     pub fn start(&mut self, memories: u32) {
         let (case, file_pages) = (self.case, self.file_pages());
         let of_task = if case.reads_files() {
