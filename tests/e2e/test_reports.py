@@ -77,7 +77,7 @@ def test_a_filter_of_the_program_leaves_its_memory_alone(built, filter, when, to
 
 
 def test_a_filter_kills_no_fork_whose_system_call_writes_ids(built, torture):
-    is_right([built("filtered_clone.c"), 4 * mib(torture)], torture)
+    is_right([built("filtered_clone.c"), mib(torture)], torture)
 
 
 @pytest.mark.parametrize("how", ["stop", "group", "trace", "seize"])

@@ -106,8 +106,8 @@ pub struct Budget {
     exceeded_since_ns: AtomicU64,
     /// Time since which the tree is within its limit, in nanoseconds; 0 while it is not.
     within_since_ns: AtomicU64,
-    /// The memory that the tree's processes shared when this amount last fell, in bytes, and the
-    /// time of that fall, in nanoseconds.
+    /// The memory that the tree's processes shared when this amount last rose, or fell by
+    /// [`UNSHARED_BYTES`], in bytes; and the time of that last fall, in nanoseconds.
     tree_shared_bytes: AtomicU64,
     unshared_ns: AtomicU64,
     is_detached: AtomicBool,

@@ -1,17 +1,11 @@
-// MADV_DONTFORK of one half of new memory, then of the other: a child has the half that is not left out, and all of it after
-// MADV_DOFORK. The halves become managed while the program gives the advice.
-#define _GNU_SOURCE
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
+/* MADV_DONTFORK of one half of new memory, then of the other: a child has the half that is not left out, and all of it after
+ * MADV_DOFORK. The halves become managed while the program gives the advice. */
+#include "checked.h"
 #include <sys/wait.h>
-#include <unistd.h>
 
-#define PAGE 4096UL
-#define BLOCK (2UL << 20)
+#define BLOCK (2 * MIB)
 
-// Returns the wait status of a child that reads `bytes` at `at`, which contain ones.
+/* The wait status of a child that reads `bytes` at `at`, which contain ones. */
 static int child_reads(const char *at, size_t bytes) {
     pid_t child = fork();
     if (child == 0) {
@@ -23,18 +17,9 @@ static int child_reads(const char *at, size_t bytes) {
     return waitpid(child, &status, 0) == child ? status : -1;
 }
 
-static int check(const char *what, int status) {
-    if (status) printf("%s: wait status %x\n", what, status);
-    return status != 0;
-}
-
 int main(void) {
     // More than the limit: from here on memory is managed.
-    size_t bytes = 96UL << 20;
-    char *large = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (large == MAP_FAILED) return 2;
-    memset(large, 1, bytes);
-    int wrong = 0;
+    prepare(24);
     for (int round = 0; round < 24; round++) {
         char *start = mmap(NULL, 2 * BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (start == MAP_FAILED) return 2;
@@ -47,12 +32,10 @@ int main(void) {
         mprotect(block + PAGE, PAGE, PROT_READ | PROT_WRITE);
         char *left_out = round & 1 ? block : block + BLOCK / 2, *copied = round & 1 ? block + BLOCK / 2 : block;
         if (madvise(left_out, BLOCK / 2, MADV_DONTFORK)) return 2;
-        wrong += check("beside what is left out", child_reads(copied, BLOCK / 2));
+        if (child_reads(copied, BLOCK / 2)) return verdict("a child lacks what lies beside memory that is left out");
         if (madvise(block, BLOCK, MADV_DOFORK)) return 2;
-        wrong += check("after MADV_DOFORK", child_reads(block, BLOCK));
+        if (child_reads(block, BLOCK)) return verdict("a child lacks memory after MADV_DOFORK");
         munmap(start, 2 * BLOCK);
     }
-    for (size_t offset = 0; offset < bytes; offset += PAGE) wrong += large[offset] != 1;
-    puts(wrong ? "WRONG" : "OK");
-    return wrong != 0;
+    return verdict(is_right() ? NULL : "the parent's memory");
 }

@@ -161,9 +161,9 @@ impl Advices {
         waiting.insert_advised(mapping, advice);
     }
 
-    /// Returns the advice that holds for `part` of `mapping`, which becomes managed. The mapping is
-    /// as the kernel showed it before the part was left out of forks.
-    pub fn of_adopted(&self, managed: &Ranges, part: &Range<usize>, mapping: &Range<usize>) -> RangeAdvice {
+    /// Returns the advice that holds for `part` of `mapping`, which becomes managed: it waits no
+    /// longer. The mapping is as the kernel showed it before the part was left out of forks.
+    pub fn take_for(&self, managed: &Ranges, part: &Range<usize>, mapping: &Range<usize>) -> RangeAdvice {
         let waiting = self.waiting.lock();
         // A mapping that has grown keeps its advice.
         let known = managed.advised_within(mapping.clone()).first().map(|known| known.advice);
@@ -248,7 +248,7 @@ mod tests {
             // Advice about the rest has waited for its adoption.
             advices.receive(&managed);
             let rest = PAGES / 2..PAGES;
-            let advice = advices.of_adopted(&managed, &rest, &rest);
+            let advice = advices.take_for(&managed, &rest, &rest);
             managed.insert_in(&rest, rest.clone(), advice);
             let first = expected[rest.start];
             let same = expected[rest.clone()].iter().all(|&other| other == first);

@@ -252,7 +252,7 @@ impl AddressSpace {
     /// Adds `part` of `mapping`, which is registered, to the managed ranges. The caller holds the
     /// lock of the mappings, and no change is under way.
     pub fn adopt_range(&self, part: Range<usize>, mapping: Range<usize>) {
-        let advice = self.advices.of_adopted(&self.ranges, &part, &mapping);
+        let advice = self.advices.take_for(&self.ranges, &part, &mapping);
         memory_advice::set_forks(&part, Forks::LeaveOut);
         // All managed memory is left out of forks, so the kernel may now have merged the mapping
         // with an adjacent one, as it did, or would have done, without the agent. `advice` stays

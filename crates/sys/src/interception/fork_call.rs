@@ -316,14 +316,12 @@ pub fn has_filter() -> bool {
 pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
-    let read = if has_filter() { Err(Errno::PERM) } else { copied(raw::__NR_process_vm_readv, &local, &remote) };
-    match read {
+    match copied(raw::__NR_process_vm_readv, &local, &remote) {
         Ok(len) if len == bytes.len() => Ok(()),
         Ok(_) | Err(Errno::FAULT) => Err(Errno::FAULT),
         Err(_) => {
-            // SAFETY: the kernel refuses process_vm_readv(2), or a filter might kill the process
-            // for it, so the address stays unchecked. The arguments of nearly all forks are valid:
-            // the program passes an address of that many bytes to its own system call.
+            // The address stays unchecked. The arguments of nearly all forks are valid.
+            // SAFETY: the program passes an address of that many bytes to its own system call.
             unsafe {
                 let source = std::ptr::with_exposed_provenance::<u8>(address);
                 std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len());
@@ -344,16 +342,14 @@ fn rewrite_memory(address: usize) -> Result<(), Errno> {
 /// Writes `value` to an address at which the program asked its system call to write. Fails with
 /// `FAULT` if it cannot be written.
 fn write_memory(address: usize, value: i32) -> Result<(), Errno> {
-    // A filter might kill the process for the call.
-    if !has_filter() && !thread_control_block::own().contains(&address) {
+    if !thread_control_block::own().contains(&address) {
         let bytes = value.to_ne_bytes();
         let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
         match copied(raw::__NR_process_vm_writev, &local, &remote) {
             Ok(len) if len == bytes.len() => return Ok(()),
             Ok(_) | Err(Errno::FAULT) => return Err(Errno::FAULT),
-            // The kernel refuses process_vm_writev(2), so the address stays unchecked. The
-            // arguments of nearly all forks are valid.
+            // The address stays unchecked. The arguments of nearly all forks are valid.
             Err(_) => {}
         }
     }
@@ -363,7 +359,11 @@ fn write_memory(address: usize, value: i32) -> Result<(), Errno> {
 }
 
 /// Lets the kernel copy memory inside of the calling process, so that a bad address is an error.
+/// Fails with `PERM` if there is a filter, which might kill the process for the call.
 fn copied(number: u32, local: &libc::iovec, remote: &libc::iovec) -> Result<usize, Errno> {
+    if has_filter() {
+        return Err(Errno::PERM);
+    }
     let process = rustix::process::getpid().as_raw_nonzero().get() as usize;
     let [local, remote] = [local, remote].map(|vector| std::ptr::from_ref(vector).expose_provenance());
     // SAFETY: there is one vector on each side. The local one is memory of the caller, and the
