@@ -236,11 +236,7 @@ def wrong(got):
 ORDERS_OF_BOTH = [kill_both, kill_both_guard_first, kill_both_one_later]
 
 
-# After about one kill in twenty a child of the program reads zeros (docs/guide/limitations.md, "Known faults").
-KILL_GUARD = pytest.param(kill_guard, marks=pytest.mark.xfail(reason="a known fault that is not explained yet", strict=False))
-
-
-@pytest.mark.parametrize("order", [kill_companion, KILL_GUARD, *ORDERS_OF_BOTH], ids=lambda order: order.__name__)
+@pytest.mark.parametrize("order", [kill_companion, kill_guard, *ORDERS_OF_BOTH], ids=lambda order: order.__name__)
 def test_nobody_reads_zeros_when_the_agents_processes_are_killed(stress, order):
     stopped = 0
     for seed in range(KILLS):

@@ -36,6 +36,7 @@ mod restore;
 mod resume;
 mod stage;
 mod store_compaction;
+mod strays;
 mod swap_in;
 mod unmanaged;
 mod write_back;

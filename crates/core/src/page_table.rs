@@ -81,6 +81,11 @@ impl PageState {
         }
     }
 
+    /// Returns whether the page is staged or swapped out: the engine has its content.
+    pub fn is_out(self) -> bool {
+        matches!(self, PageState::Home { .. } | PageState::Swapped { .. })
+    }
+
     /// Returns this state in a folio of order `new`.
     #[must_use]
     pub fn with_order(self, new: Order) -> PageState {

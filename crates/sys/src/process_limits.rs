@@ -39,10 +39,16 @@ pub fn limits_real_time() -> bool {
     !seccomp::allow(Call::Prlimit) || getrlimit(Resource::Rttime).current.is_some()
 }
 
-/// Returns whether the process has disabled huge pages (PR_SET_THP_DISABLE).
+/// The bit of PR_SET_THP_DISABLE for: except in ranges for which the program has advised huge pages
+/// (Linux 6.18).
+const EXCEPT_ADVISED: i32 = 1 << 1;
+
+/// Returns whether the process has disabled huge pages (PR_SET_THP_DISABLE). Asks the kernel each
+/// time, because the program may have done so before an exec.
 pub fn disabled_huge_pages() -> Disabled {
-    /// The bit for: except in ranges for which the program has advised huge pages (Linux 6.18).
-    const EXCEPT_ADVISED: i32 = 1 << 1;
+    if !seccomp::allow(Call::GetThpDisable) {
+        return Disabled::No;
+    }
     if !rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
         return Disabled::No;
     }
@@ -50,4 +56,29 @@ pub fn disabled_huge_pages() -> Disabled {
     // this one does not write errno.
     let flags = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
     if flags & EXCEPT_ADVISED != 0 { Disabled::ExceptAdvised } else { Disabled::Yes }
+}
+
+/// Disables huge pages for the process and for the children that it forks from now on, and returns
+/// what [`restore_huge_pages`] restores. It stays [`Disabled::No`] if a filter forbids the change.
+pub fn disable_huge_pages() -> Disabled {
+    let before = disabled_huge_pages();
+    if [Call::GetThpDisable, Call::SetThpDisable].into_iter().all(seccomp::allow) {
+        let _ = rustix::thread::disable_transparent_huge_pages(true);
+    }
+    before
+}
+
+/// Undoes [`disable_huge_pages`], in the same process or in a child, unless the program has changed
+/// the setting since.
+pub fn restore_huge_pages(before: Disabled) {
+    if before == Disabled::Yes || !seccomp::allow(Call::SetThpDisable) || disabled_huge_pages() != Disabled::Yes {
+        return;
+    }
+    if before == Disabled::No {
+        let _ = rustix::thread::disable_transparent_huge_pages(false);
+    } else {
+        // SAFETY: prctl(2) takes numbers. It has returned this setting, so it accepts it and does
+        // not write errno.
+        unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, EXCEPT_ADVISED, 0, 0) };
+    }
 }

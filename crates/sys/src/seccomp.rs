@@ -59,10 +59,12 @@ pub enum Call {
     Kcmp,
     /// prlimit64(2): reads limits of the program, and adopts one.
     Prlimit,
+    /// prctl(2), `PR_SET_THP_DISABLE`: disables huge pages during a fork.
+    SetThpDisable,
 }
 
 /// All calls, in the order of their numbers.
-const ALL: [Call; 20] = [
+const ALL: [Call; 21] = [
     Call::Setsid,
     Call::Chdir,
     Call::SetName,
@@ -83,6 +85,7 @@ const ALL: [Call; 20] = [
     Call::SetTimerSlack,
     Call::Kcmp,
     Call::Prlimit,
+    Call::SetThpDisable,
 ];
 
 /// The calls that kill their caller, one bit each.
@@ -121,6 +124,8 @@ impl Call {
             Call::Prlimit => (raw::__NR_prlimit64, [0; 4]),
             Call::Unshare => (raw::__NR_unshare, [raw::CLONE_VM as usize, 0, 0, 0]),
             Call::GetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_GET_THP_DISABLE as usize, 0, 0, 0]),
+            // The kernel refuses a fourth argument, before it changes anything.
+            Call::SetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_SET_THP_DISABLE as usize, 1, 0, 1]),
         };
         let [a, b, c, d] = arguments;
         // SAFETY: each call changes only this process, or fails because of its arguments. No call

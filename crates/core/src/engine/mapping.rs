@@ -123,8 +123,7 @@ impl<P: Ports> Engine<P> {
 
     /// Calls `act` with each run of staged and swapped-out pages of one block.
     fn for_each_out(&self, mut act: impl FnMut(&mut Entries, Range<PageNumber>)) {
-        let is_out = |state: PageState| matches!(state, PageState::Home { .. } | PageState::Swapped { .. });
-        self.table.blocks().for_each(|block| for_each_run(&mut block.lock(), is_out, &mut act));
+        self.table.blocks().for_each(|block| for_each_run(&mut block.lock(), PageState::is_out, &mut act));
     }
 
     /// Lets the program write to the pages of `range` that are not swapped out. A page that the
@@ -133,7 +132,7 @@ impl<P: Ports> Engine<P> {
     /// changing its mappings; then the caller must receive that event and retry.
     pub fn unprotect(&self, range: Range<PageNumber>) -> Result<(), MoveError> {
         let Some(shared) = self.ports.shared_pages() else { return Ok(()) };
-        let may_be_mapped = |state: PageState| !matches!(state, PageState::Home { .. } | PageState::Swapped { .. });
+        let may_be_mapped = |state: PageState| !state.is_out();
         let mut result = Ok(());
         self.for_each_of(range, may_be_mapped, |entries, run| {
             if shared.unprotect(entries, run) == Err(MoveError::Changing) {

@@ -5,7 +5,6 @@
 //! mapped in, and the budget does not count.
 
 use crate::engine::{Engine, Served};
-use crate::page_table::PageState;
 use crate::ports::Ports;
 use foliomem_types::units::PageNumber;
 
@@ -29,7 +28,6 @@ impl<P: Ports> Engine<P> {
     }
 
     fn is_away(&self, page: PageNumber) -> bool {
-        let state = self.table.get(page).map(|block| block.lock().get(page));
-        matches!(state, Some(PageState::Home { .. } | PageState::Swapped { .. }))
+        self.table.get(page).is_some_and(|block| block.lock().get(page).is_out())
     }
 }

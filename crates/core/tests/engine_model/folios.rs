@@ -3,6 +3,7 @@
 use super::step::Step;
 use super::world::{BASE, COMPRESSIBLE, PAGES, World, fill};
 use foliomem_core::engine::Served;
+use foliomem_core::ports::MoveError;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::size_policy::{Advice, SizePolicy};
 use foliomem_types::units::{MAX_ORDER, Order, OrderSet, PageNumber};
@@ -46,6 +47,33 @@ fn content_that_a_guard_discarded_does_not_return() {
         assert_eq!(unheard(&world), if forks { 0 } else { 128 });
         world.check();
     }
+}
+
+#[test]
+fn a_child_has_its_content_and_not_the_zeros_that_came_first() {
+    for sizes in [1 << 0, 1 << 4, 1 << 9] {
+        let mut world = World::new(sizes, 4, 4000, 64);
+        fill(&mut world, 0..512, COMPRESSIBLE);
+        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        // Some of the pages are staged.
+        world.run(&Step::Read { page: 0, pages: 64 });
+        world.engine.stage_oldest(64);
+        assert!(world.add_strays(2) > 200);
+        world.engine.remove_strays().unwrap();
+        world.check();
+        (0..512).for_each(|page| world.verify(BASE + page));
+        world.check();
+    }
+}
+
+#[test]
+fn strays_that_cannot_be_removed_are_reported() {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    fill(&mut world, 0..512, COMPRESSIBLE);
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+    world.add_strays(1);
+    world.engine.ports().state.lock().refusing.insert(BASE + 100);
+    assert_eq!(world.engine.remove_strays(), Err(MoveError::Refused));
 }
 
 #[test]

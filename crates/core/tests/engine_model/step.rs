@@ -176,6 +176,9 @@ impl World {
         self.engine.lend_file();
         if child {
             self.engine.borrow_file();
+            // The kernel fills some empty entries before the child's memory is registered.
+            self.add_strays(3);
+            self.engine.remove_strays().expect("the kernel moves all of them");
         }
         let mut state = self.engine.ports().state.lock();
         let held = state.clusters.clone();

@@ -233,6 +233,17 @@ impl World {
         self.engine.remapped(PageNumber(from), PageNumber(to), pages as u32);
     }
 
+    /// Puts a page of zeros where the engine has content and the program has no page, at every
+    /// `every`th of these pages. Returns the number of the new pages.
+    pub fn add_strays(&mut self, every: usize) -> usize {
+        let mut state = self.engine.ports().state.lock();
+        let movable = |page: &u64| !state.refusing.contains(page) && !state.pinned.contains(page);
+        let is_out = |page: &u64| self.model[page] != 0 && !state.program.contains_key(page) && movable(page);
+        let strays: Vec<u64> = self.model.keys().copied().filter(is_out).step_by(every).collect();
+        state.program.extend(strays.iter().map(|&page| (page, 0)));
+        strays.len()
+    }
+
     pub fn verify(&mut self, page: u64) {
         if !self.model.contains_key(&page) || !self.touch(page) {
             return;

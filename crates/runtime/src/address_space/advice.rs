@@ -21,22 +21,12 @@ use crate::address_space::ranges::{Madvice, RangeAdvice, Ranges};
 use foliomem_sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use foliomem_sync::{Mutex, ranks};
 use foliomem_sys::memory_advice::Forks;
-use foliomem_sys::{process_limits, seccomp};
-use foliomem_types::size_policy::{Advice, Disabled};
+use foliomem_types::size_policy::Advice;
 use std::ops::Range;
 
 /// Number of notices that can wait to be received. (Small for the schedule explorer, so that it
 /// fills the ring.)
 const CALLS: usize = if cfg!(feature = "shuttle") { 4 } else { 256 };
-
-/// Returns whether the program has disabled huge pages for itself (PR_SET_THP_DISABLE). Asks the
-/// kernel each time, because the program may have done so before an exec.
-pub fn disabled() -> Disabled {
-    if !seccomp::allow(seccomp::Call::GetThpDisable) {
-        return Disabled::No;
-    }
-    process_limits::disabled_huge_pages()
-}
 
 /// One notice. The writer with turn `n` may fill it while `turn == n`; it is complete when `turn ==
 /// n + 1`.

@@ -1,5 +1,6 @@
 //! Errors of the agent. There is no lock.
 
+use foliomem_core::ports::MoveError;
 use foliomem_sys::errno_text::{Cause, ErrnoText};
 use foliomem_sys::userfaultfd::UffdError;
 use rustix::io::Errno;
@@ -37,6 +38,10 @@ pub enum RuntimeError {
     /// The companion has printed the reason.
     #[error("the companion process could not start")]
     CompanionFailed,
+    /// The kernel has put pages of zeros where the child of a fork has swapped-out content, and
+    /// refuses to remove them.
+    #[error("the child of a fork has zeros in the place of swapped-out memory: {0}; did a debugger read that memory?")]
+    Strays(#[from] MoveError),
     /// The child of a fork cannot reach its memory in the swap file.
     #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", ErrnoText(*.0))]
     SwapFile(Errno),

@@ -42,6 +42,7 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
         if activated.engine.file_slots() > 0 && runtime.fork.swap_file.descriptor().is_none() {
             fail_in_program(runtime, &RuntimeError::SwapFile(Errno::NOENT));
         }
+        runtime.fork.restore_huge_pages();
         // SAFETY: the companion has ended, and the fork has copied only this thread.
         unsafe { ports.detach(runtime.fork.swap_file.descriptor()) };
         // SAFETY: a descriptor that was handed over is open until the end of the fork.
@@ -80,6 +81,9 @@ pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeE
     forget_wiped(runtime, activated)?;
     // SAFETY: the forking thread waits for this monitor; no other thread of the agent exists.
     unsafe { activated.engine.ports().rearm(descriptors)? };
+    // From here on only the agent fills pages.
+    activated.engine.remove_strays()?;
+    runtime.fork.restore_huge_pages();
     activated.engine.mark_all();
     activated.engine.ports().space.forbid_forks();
     runtime.sharing.throttle.forks(&runtime.context.budget, &activated.engine, &runtime.fork.quiesce.needed());

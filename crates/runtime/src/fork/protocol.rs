@@ -173,16 +173,17 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
         dormancy,     // Reset: the child runs.
         fork:
             ForkState {
-                quiesce,      // Reset: the child is not forking.
-                gate,         // Reset: open, with no thread inside.
-                swap_file: _, // Kept for the companion; then `child_after` resets it.
-                proc: _,      // Kept for the companion; then `child_after` resets it.
-                device: _,    // Kept for the companion; then `child_after` resets it.
-                lending: _,   // Kept: `take_descriptors` has reset it before the fork.
-                stack: _,     // Kept: the child's thread runs on it.
-                slot: own,    // Reset: the child's own.
-                is_child,     // Reset: this process is one.
-                is_off: _,    // Kept: the hooks of a process without the agent do nothing.
+                quiesce,       // Reset: the child is not forking.
+                gate,          // Reset: open, with no thread inside.
+                swap_file: _,  // Kept for the companion; then `child_after` resets it.
+                proc: _,       // Kept for the companion; then `child_after` resets it.
+                device: _,     // Kept for the companion; then `child_after` resets it.
+                lending: _,    // Kept: `take_descriptors` has reset it before the fork.
+                stack: _,      // Kept: the child's thread runs on it.
+                huge_pages: _, // Companion: `take_over_engine` restores it.
+                slot: own,     // Reset: the child's own.
+                is_child,      // Reset: this process is one.
+                is_off: _,     // Kept: the hooks of a process without the agent do nothing.
             },
     } = runtime;
     is_child.store(true, Ordering::Relaxed);
@@ -228,12 +229,14 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
         activated.engine.lend_file();
         activated.engine.ports().swap.iter().for_each(Swap::share);
         runtime.sharing.throttle.forks(&runtime.context.budget, &activated.engine, &needed);
+        runtime.fork.disable_huge_pages();
     }
     lend_descriptors(runtime);
     let program = || if is_used(runtime, user) { Peer::Present } else { Peer::Gone };
     let outcome = runtime.fork.quiesce.wait_for_fork(program);
     if let Some(activated) = runtime.activation.activated.get() {
         let LinuxPorts { space, swap, .. } = activated.engine.ports();
+        runtime.fork.restore_huge_pages();
         swap.iter().for_each(|swap| swap.finish_sharing(outcome));
         space.forbid_forks();
         faults.raise_again(space);

@@ -7,8 +7,10 @@ use crate::fork::descriptor_hand_over::{DescriptorHandOver, Lending};
 use crate::fork::futex_gate::Gate;
 use crate::fork::quiesce::Quiesce;
 use foliomem_session::process_table::SlotIndex;
+use foliomem_sys::process_limits;
 use foliomem_sys::region::Region;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use foliomem_types::size_policy::Disabled;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// The forks of one process.
 pub(crate) struct ForkState {
@@ -26,6 +28,8 @@ pub(crate) struct ForkState {
     pub(crate) lending: Lending,
     /// The stack on which the hooks of a fork run.
     pub(crate) stack: Region,
+    /// The program's own setting of huge pages, during a fork ([`ForkState::disable_huge_pages`]).
+    pub(crate) huge_pages: AtomicU8,
     /// The slot of this process in the control segment, for its next companion.
     pub(crate) slot: AtomicU32,
     /// Whether this process is the child of a fork.
@@ -45,10 +49,23 @@ impl ForkState {
             device: DescriptorHandOver::default(),
             lending: Lending::default(),
             stack,
+            huge_pages: AtomicU8::new(Disabled::No as u8),
             slot: AtomicU32::new(slot.get()),
             is_child: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
         }
+    }
+
+    /// Disables huge pages for this process and the child of the fork that follows: khugepaged
+    /// would fill the child's swapped-out pages with zeros before they are registered. The monitor
+    /// calls this.
+    pub(crate) fn disable_huge_pages(&self) {
+        self.huge_pages.store(process_limits::disable_huge_pages() as u8, Ordering::Relaxed);
+    }
+
+    /// Restores the program's own setting of huge pages, on each side of the fork.
+    pub(crate) fn restore_huge_pages(&self) {
+        process_limits::restore_huge_pages(Disabled::from_number(self.huge_pages.load(Ordering::Relaxed)));
     }
 
     /// Returns the descriptors that a fork hands over: `/proc`, the userfaultfd device, and the

@@ -8,7 +8,7 @@
 //!
 //! Lock order: the lock of the mappings, then leaves (ranges, advice, growth).
 
-use crate::address_space::advice::{self, Advices};
+use crate::address_space::advice::Advices;
 use crate::address_space::mapping_changes::Changes;
 use crate::address_space::marks::Marks;
 use crate::address_space::ranges::{self, RangeAdvice, Ranges};
@@ -27,7 +27,7 @@ use foliomem_sys::memory_advice::{self, Forks};
 use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::unshare_pages::unshare;
 use foliomem_sys::userfaultfd::{self, Userfaultfd};
-use foliomem_sys::{maps, pagemap};
+use foliomem_sys::{maps, pagemap, process_limits};
 use foliomem_types::size_policy::{Advice, Disabled};
 use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use std::ops::Range;
@@ -183,7 +183,7 @@ impl AddressSpace {
     ///
     /// [`sizes_of_return`]: ports::AddressSpace::sizes_of_return
     pub fn ask_disabled(&self) -> Disabled {
-        let disabled = advice::disabled();
+        let disabled = process_limits::disabled_huge_pages();
         self.disabled.store(disabled as u8, Relaxed);
         disabled
     }
