@@ -218,8 +218,9 @@ class Running:
         if timed_out:
             pytest.fail(f"no end after {timeout} s: {' '.join(self.argv)}\nstdout: {result.out[-800:]!r}\n"
                         f"stderr: {result.err[-2000:]}\n{self.hangs}")
-        if self.stats_path and Path(self.stats_path).exists():
-            result.stats = json.loads(Path(self.stats_path).read_text())
+        # The file is empty if the run has failed before its end.
+        if self.stats_path and Path(self.stats_path).exists() and (text := Path(self.stats_path).read_text()):
+            result.stats = json.loads(text)
             note_moved(result.stats)
         return result
 

@@ -131,6 +131,7 @@ def test_a_socket_answers_and_is_removed_at_the_end(tmp_path):
     running, write = waiting(path)
     os.kill(running.pid, signal.SIGKILL)
     running.kill()
+    running.proc.wait()
     os.close(write)
     assert path.exists()
     assert foliomem(["true"], options=["--metrics", path]).ok() and not path.exists()
