@@ -80,6 +80,16 @@ def test_a_filter_kills_no_fork_whose_system_call_writes_ids(built, torture):
     is_right([built("filtered_clone.c"), mib(torture)], torture)
 
 
+# Numbers of system calls of x86-64.
+FILES = {"open": [2], "openat": [257], "any file": [2, 21, 257, 269, 437, 439]}
+IDS = {"ids": [39, 110, 186], "set_tid_address": [218]}
+
+
+@pytest.mark.parametrize("forbidden", (FILES | IDS).items(), ids=lambda item: item[0])
+def test_a_filter_kills_no_fork_for_what_the_agent_asks(built, forbidden, torture):
+    is_right([built("filtered_fork.c"), mib(torture), *forbidden[1]], torture)
+
+
 @pytest.mark.parametrize("how", ["stop", "group", "trace", "seize"])
 def test_memory_of_a_stopped_program_can_be_read(built, how, torture):
     is_right([built("stopped.c"), how, mib(torture)], torture)

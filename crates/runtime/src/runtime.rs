@@ -120,6 +120,13 @@ impl Runtime {
         self.context.budget.is_armed() && self.context.lacks_room(bytes)
     }
 
+    /// Prepares for a filter that the program may install now: asks what the filter may forbid to
+    /// ask later.
+    pub fn expect_system_call_filter(&self) {
+        self.fork.are_files_hidden(self.context.files.as_ref().is_some_and(|files| files.userfaultfd.is_ok()));
+        fork_call::note_own_filter();
+    }
+
     /// Notes that a filter decides which system calls the program's threads may make. From then on
     /// these threads make no system calls for the agent.
     pub fn note_system_call_filter(&self) {

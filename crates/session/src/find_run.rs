@@ -9,7 +9,7 @@ use crate::segment::{Control, ControlError, SEGMENT_NAME};
 use foliomem_sys::errno_text::ErrnoText;
 use foliomem_sys::shared_memory::Mapped;
 use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open, stat};
+use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, major, minor, openat, stat};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
@@ -178,7 +178,7 @@ fn opened_by(pid: u32, segment: Inode) -> Option<OwnedFd> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     let is_segment = |path: &PathBuf| stat(path).is_ok_and(|stat| Inode::of(&stat) == segment);
     let path = descriptors.flatten().map(|entry| entry.path()).find(is_segment)?;
-    let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let fd = openat(CWD, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
     // The descriptor may name another file by now.
     fstat(&fd).is_ok_and(|stat| Inode::of(&stat) == segment).then_some(fd)
 }

@@ -194,7 +194,7 @@ impl Control {
 
     /// Maps the segment at `path`.
     pub fn open(path: &CStr) -> Result<&'static Control, ControlError> {
-        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        let fd = rustix::fs::openat(rustix::fs::CWD, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| ControlError::System("open", errno))?;
         Control::of(fd)
     }

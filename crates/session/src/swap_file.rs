@@ -133,11 +133,11 @@ pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Cre
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL;
     let owner_only = Mode::RUSR | Mode::WUSR;
-    let file = match fs::open(directory, flags | OFlags::TMPFILE, owner_only) {
+    let file = match fs::openat(fs::CWD, directory, flags | OFlags::TMPFILE, owner_only) {
         Ok(file) => file,
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
             let flags = flags | OFlags::CREATE | OFlags::NOFOLLOW;
-            let file = fs::open(path, flags, owner_only).map_err(failed("create"))?;
+            let file = fs::openat(fs::CWD, path, flags, owner_only).map_err(failed("create"))?;
             fs::unlink(path).map_err(failed("take the name from"))?;
             file
         }
@@ -169,7 +169,7 @@ fn whole_clusters(path: &Path, bytes: u64, remedy: &'static str) -> Result<u64, 
 fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> {
     let failed = |what| move |errno| CreateError::System(path.to_owned(), what, errno);
     // O_EXCL fails while the device is mounted or in use otherwise, and keeps others from using it.
-    let file = match fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty()) {
+    let file = match fs::openat(fs::CWD, path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty()) {
         Ok(file) => file,
         Err(Errno::BUSY) => return Err(CreateError::InUse(path.to_owned())),
         Err(errno) => return Err(failed("open")(errno)),
@@ -227,7 +227,7 @@ pub fn reopen(pid: u32, descriptor: u32, io_mode: IoMode, identity: (u64, u64)) 
     let len = format_path(&mut path, pid, descriptor);
     let path = Path::new(std::ffi::OsStr::from_bytes(&path[..len]));
     let flags = OFlags::RDWR | OFlags::CLOEXEC | io_mode.flags();
-    let file = fs::open(path, flags, Mode::empty())?;
+    let file = fs::openat(fs::CWD, path, flags, Mode::empty())?;
     if identity_of(&file)? != identity {
         return Err(Errno::STALE);
     }

@@ -125,8 +125,9 @@ impl Companion {
         }
     }
 
-    /// Starts the companion of the calling process in `entry`, which must not return, and waits for
-    /// the monitor's answer. `adoption` says which process adopts orphans of the calling process.
+    /// Starts the companion of the calling process, which has the pid `own` and one thread, in
+    /// `entry`, which must not return, and waits for the monitor's answer. `adoption` says which
+    /// process adopts orphans of the calling process.
     ///
     /// # Safety
     /// `entry` may be called with `argument` in a process that shares the memory. No other thread
@@ -136,6 +137,7 @@ impl Companion {
     /// Fails if the kernel cannot make a process.
     pub unsafe fn start(
         &'static self,
+        own: Pid,
         entry: extern "C" fn(*mut u8),
         argument: *mut u8,
         adoption: Adoption,
@@ -160,18 +162,17 @@ impl Companion {
             // Written by the monitor before it answers.
             program_number: _,
         } = self;
-        let process = rustix::process::getpid();
-        program.store(process.as_raw_nonzero().get(), Ordering::Relaxed);
-        let (address, thread) = thread_control_block::own_id_word().unwrap_or((0, 0));
-        exit_word.store(address, Ordering::Relaxed);
-        exit_id.store(thread, Ordering::Relaxed);
+        // The only thread of a process has its pid as thread id.
+        program.store(own.as_raw_nonzero().get(), Ordering::Relaxed);
+        exit_word.store(thread_control_block::id_word(own).unwrap_or(0), Ordering::Relaxed);
+        exit_id.store(own.as_raw_nonzero().get() as u32, Ordering::Relaxed);
         is_over.store(false, Ordering::Relaxed);
         guard.store(0, Ordering::Relaxed);
         farewell.store(Farewell::None as u32, Ordering::Relaxed);
         numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
         // Inside of a pid namespace of the program, a process of the program would adopt the
         // companion.
-        if adoption == Adoption::ByProgram || process.is_init() || identity::is_nested() {
+        if adoption == Adoption::ByProgram || own.is_init() || identity::is_nested() {
             // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static,
             // like `self`.
             unsafe { self.spawn(entry, argument) }?;

@@ -9,6 +9,7 @@
 //!
 //! A nested process stays nested, and so are its children.
 
+use crate::interception::fork_call;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,11 +55,14 @@ pub fn is_alive(identity: u32) -> bool {
 /// In the child of a fork, notes whether the child is in a new pid namespace. `own` is its pid.
 ///
 /// It is if it is the first process of its namespace, or if its parent is outside: then getppid(2)
-/// returns 0.
+/// returns 0. A filter may forbid that call: a process that has installed one is taken to have made
+/// its namespaces before.
 pub fn note_fork(own: Pid) {
     let number = linux_raw_sys::general::__NR_getppid;
     // SAFETY: getppid(2) takes no arguments and cannot fail.
-    if own.is_init() || unsafe { crate::interception::entry::system_call(number, [0; 6]) } == 0 {
+    let is_parent_outside =
+        || !fork_call::has_own_filter() && unsafe { crate::interception::entry::system_call(number, [0; 6]) } == 0;
+    if !is_nested() && (own.is_init() || is_parent_outside()) {
         set_nested();
     }
 }

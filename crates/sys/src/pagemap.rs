@@ -226,7 +226,13 @@ pub fn own_minor_faults() -> i64 {
 /// exist.
 pub fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
     field_of(
-        rustix::fs::open(format!("/proc/{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?,
+        rustix::fs::openat(
+            rustix::fs::CWD,
+            format!("/proc/{pid}/stat"),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .ok()?,
         field,
     )
 }

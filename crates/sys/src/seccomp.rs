@@ -61,10 +61,12 @@ pub enum Call {
     Prlimit,
     /// prctl(2), `PR_SET_THP_DISABLE`: disables huge pages during a fork.
     SetThpDisable,
+    /// openat(2): opens files under `/proc` and the userfaultfd device.
+    Openat,
 }
 
 /// All calls, in the order of their numbers.
-const ALL: [Call; 21] = [
+const ALL: [Call; 22] = [
     Call::Setsid,
     Call::Chdir,
     Call::SetName,
@@ -86,6 +88,7 @@ const ALL: [Call; 21] = [
     Call::Kcmp,
     Call::Prlimit,
     Call::SetThpDisable,
+    Call::Openat,
 ];
 
 /// The calls that kill their caller, one bit each.
@@ -124,6 +127,8 @@ impl Call {
             Call::Prlimit => (raw::__NR_prlimit64, [0; 4]),
             Call::Unshare => (raw::__NR_unshare, [raw::CLONE_VM as usize, 0, 0, 0]),
             Call::GetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_GET_THP_DISABLE as usize, 0, 0, 0]),
+            // No descriptor has this number.
+            Call::Openat => (raw::__NR_openat, [usize::MAX, name, 0, 0]),
             // The kernel refuses a fourth argument, before it changes anything.
             Call::SetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_SET_THP_DISABLE as usize, 1, 0, 1]),
         };

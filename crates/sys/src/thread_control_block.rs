@@ -67,16 +67,16 @@ pub fn own_thread() -> Pid {
     Pid::from_raw(!(clock >> 3)).filter(|_| failed == 0).unwrap_or_else(rustix::thread::gettid)
 }
 
-/// Returns the address of the calling thread's id in its control block, and the id. The kernel
-/// clears the id when the thread ends or executes another program. Returns `None` if the C library
-/// keeps it elsewhere.
-pub fn own_id_word() -> Option<(usize, u32)> {
-    let (start, id) = (own().start, rustix::thread::gettid().as_raw_nonzero().get() as u32);
-    let words = (start..start + ENDS_WITH_BYTES).step_by(size_of::<u32>());
+/// Returns the address of the calling thread's `id` in its control block. The kernel clears the id
+/// when the thread ends or executes another program. Returns `None` if the C library keeps it
+/// elsewhere.
+pub fn id_word(id: Pid) -> Option<usize> {
+    let (start, id) = (own().start, id.as_raw_nonzero().get() as u32);
+    let mut words = (start..start + ENDS_WITH_BYTES).step_by(size_of::<u32>());
     // SAFETY: the addresses are aligned and lie in the calling thread's block, which is longer.
     let holds_id =
         |&address: &usize| unsafe { std::ptr::with_exposed_provenance::<u32>(address).read_volatile() } == id;
-    words.filter(holds_id).map(|address| (address, id)).next()
+    words.find(holds_id)
 }
 
 /// Notes the offsets from a control block of the rseq(2) area and of the list of robust mutexes,
@@ -158,7 +158,7 @@ mod tests {
             std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<i32>(block.start), BLOCK_BYTES / 4 - 128)
         };
         assert!(words.contains(&id));
-        assert_eq!(own_id_word().map(|(_, id)| id), Some(id as u32));
+        assert!(id_word(Pid::from_raw(id).unwrap()).is_some());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{Mode as FileMode, OFlags};
+use rustix::fs::{CWD, Mode as FileMode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
@@ -420,7 +420,7 @@ impl AsFd for Userfaultfd {
 /// # Errors
 /// Fails if the device does not exist or may not be opened.
 pub fn device() -> Result<OwnedFd, Errno> {
-    rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())
+    rustix::fs::openat(CWD, "/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())
 }
 
 /// Makes a userfaultfd with the ioctl of the open `/dev/userfaultfd`.

@@ -42,7 +42,8 @@ impl ForkHooks for Counting {
         count.fetch_add(1, SeqCst);
     }
 
-    fn child_after(&'static self) {
+    fn child_after(&'static self, own: rustix::process::Pid) {
+        assert_eq!(own, rustix::process::getpid());
         self.child.fetch_add(1, SeqCst);
     }
 

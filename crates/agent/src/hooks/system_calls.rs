@@ -66,7 +66,7 @@ unsafe extern "C" fn syscall_hooked(
             libc::SYS_prctl if a == PR_SET_SYSCALL_USER_DISPATCH as usize => {
                 dispatched(b, e, real(number, a, b, c, d, e, f))
             }
-            libc::SYS_seccomp => filtered(real(number, a, b, c, d, e, f)),
+            libc::SYS_seccomp => filtered(|| real(number, a, b, c, d, e, f)),
             libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
             libc::SYS_mmap => {
@@ -86,8 +86,10 @@ unsafe extern "C" fn syscall_hooked(
     }
 }
 
-/// Notes that the program has installed a system call filter, or tried to. Returns `result`.
-fn filtered<R>(result: R) -> R {
+/// Makes a call that may install a system call filter. Returns its result.
+fn filtered<R>(install: impl FnOnce() -> R) -> R {
+    runtime().into_iter().for_each(Runtime::expect_system_call_filter);
+    let result = install();
     runtime().into_iter().for_each(Runtime::note_system_call_filter);
     result
 }
@@ -100,11 +102,11 @@ fn filtered<R>(result: R) -> R {
 #[inline(never)]
 pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     // SAFETY: the type is the function's; the caller keeps its contract.
-    let result = unsafe { PRCTL.get::<Prctl>().map_or_else(missing, |real| real(option, a, b, c, d)) };
+    let set = || unsafe { PRCTL.get::<Prctl>().map_or_else(missing, |real| real(option, a, b, c, d)) };
     match option {
-        libc::PR_SET_SECCOMP => filtered(result),
-        PR_SET_SYSCALL_USER_DISPATCH => dispatched(a, d, result),
-        _ => result,
+        libc::PR_SET_SECCOMP => filtered(set),
+        PR_SET_SYSCALL_USER_DISPATCH => dispatched(a, d, set()),
+        _ => set(),
     }
 }
 

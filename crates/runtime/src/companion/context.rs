@@ -17,7 +17,7 @@ use foliomem_sys::userfaultfd;
 use foliomem_types::settings::Configuration;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
 /// The companion's open files.
@@ -101,7 +101,7 @@ impl Context {
 
 /// Opens `/proc`.
 pub(crate) fn open_proc() -> Result<OwnedFd, RuntimeError> {
-    rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::openat(CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| RuntimeError::Proc("", errno))
 }
 

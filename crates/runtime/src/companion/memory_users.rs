@@ -305,7 +305,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     fn proc() -> OwnedFd {
-        rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap()
+        rustix::fs::openat(rustix::fs::CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap()
     }
 
     static GO_ON: AtomicU32 = AtomicU32::new(0);

@@ -351,7 +351,7 @@ fn open_stat(thread: u32) -> Option<OwnedFd> {
     let mut rest = &mut path[..63];
     std::io::Write::write_fmt(&mut rest, format_args!("/proc/{}/stat", thread.as_raw_nonzero())).ok()?;
     let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    rustix::fs::openat(rustix::fs::CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
 /// Returns the CPU on which a thread ran last, from its `/proc/PID/stat`.

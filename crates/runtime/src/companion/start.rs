@@ -33,6 +33,7 @@ use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::thread;
 use foliomem_sys::thread_control_block;
 use rustix::fd::OwnedFd;
+use rustix::process::Pid;
 use std::ffi::CStr;
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
@@ -66,21 +67,26 @@ pub fn start(
     }));
     let adopts = rustix::process::child_subreaper().is_ok_and(|adopts| adopts.is_some());
     device.into_iter().for_each(|device| runtime.fork.device.give(device));
-    let started = start_companion(runtime, if adopts { Adoption::ByProgram } else { Adoption::ByOthers });
+    let started = start_companion(
+        runtime,
+        rustix::process::getpid(),
+        if adopts { Adoption::ByProgram } else { Adoption::ByOthers },
+    );
     runtime.fork.device.finish();
     started?;
     Ok(runtime)
 }
 
-/// Starts the companion, and waits until its monitor is ready. Fails if the companion cannot start
+/// Starts the companion of the calling process, which has the pid `own` and one thread, and waits
+/// until its monitor is ready. Fails if the companion cannot start
 /// or was killed.
-pub(crate) fn start_companion(runtime: &'static Runtime, adoption: Adoption) -> Result<(), RuntimeError> {
+pub(crate) fn start_companion(runtime: &'static Runtime, own: Pid, adoption: Adoption) -> Result<(), RuntimeError> {
     runtime.companion.expect_answer();
     runtime.workers.reset();
     let argument = std::ptr::from_ref(runtime).cast_mut().cast();
     // SAFETY: the runtime lives as long as the memory. Only the thread that starts the first
     // companion, or the only thread of a forked child, calls this.
-    unsafe { runtime.companion.start(monitor_entry, argument, adoption) }.map_err(RuntimeError::Companion)?;
+    unsafe { runtime.companion.start(own, monitor_entry, argument, adoption) }.map_err(RuntimeError::Companion)?;
     match runtime.companion.wait_for_answer() {
         Some(Answer::Ready) => Ok(()),
         Some(Answer::Failed) => Err(RuntimeError::CompanionFailed),

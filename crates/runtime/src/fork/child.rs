@@ -17,17 +17,19 @@ use crate::ports::swap::Swap;
 use crate::runtime::Runtime;
 use foliomem_sys::companion_process::Adoption;
 use foliomem_sys::maps;
-use foliomem_sys::seccomp;
+use foliomem_sys::seccomp::{self, Call};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::process::Pid;
 use std::sync::atomic::Ordering;
 
-/// Starts the companion of the child of a fork. If a system call filter kills the companion, starts
-/// it again without the calls that do. Fails as [`start_companion`] does.
-pub(crate) fn start_childs_companion(runtime: &'static Runtime) -> Result<(), RuntimeError> {
-    match start_companion(runtime, Adoption::ByOthers) {
+/// Starts the companion of the child of a fork, which has the pid `own`. If a system call filter
+/// kills the companion, starts it again without the calls that do. Fails as [`start_companion`]
+/// does.
+pub(crate) fn start_childs_companion(runtime: &'static Runtime, own: Pid) -> Result<(), RuntimeError> {
+    match start_companion(runtime, own, Adoption::ByOthers) {
         Err(RuntimeError::CompanionKilled) if seccomp::rehearse(&runtime.companion) => {
-            start_companion(runtime, Adoption::ByOthers)
+            start_companion(runtime, own, Adoption::ByOthers)
         }
         started => started,
     }
@@ -35,8 +37,8 @@ pub(crate) fn start_childs_companion(runtime: &'static Runtime) -> Result<(), Ru
 
 /// Maps in all memory of the child of a fork that has no companion. The child goes on without the
 /// agent and without the limit.
-pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
-    let (control, process) = (runtime.context.budget.control(), rustix::process::getpid());
+pub(crate) fn go_on_alone(runtime: &'static Runtime, own: Pid, error: &RuntimeError) {
+    let control = runtime.context.budget.control();
     if let Some(activated) = runtime.activation.activated.get() {
         let ports = activated.engine.ports();
         if activated.engine.file_slots() > 0 && runtime.fork.swap_file.descriptor().is_none() {
@@ -47,11 +49,11 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
         unsafe { ports.detach(runtime.fork.swap_file.descriptor()) };
         // SAFETY: a descriptor that was handed over is open until the end of the fork.
         let handed = runtime.fork.proc.descriptor().map(|proc| unsafe { BorrowedFd::borrow_raw(proc) });
-        let maps = match handed {
+        let open = || match handed {
             Some(proc) => open_in(proc, "self/maps"),
             None => open_proc().and_then(|proc| open_in(&proc, "self/maps")),
         };
-        if let Ok(maps) = maps {
+        if let Some(Ok(maps)) = seccomp::allow(Call::Openat).then(open) {
             forget_unmapped(activated, &maps);
         }
         activated
@@ -63,10 +65,8 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
     control.process(runtime.context.budget.slot()).mark_ended();
     // Release pairs with the Acquire of the hooks: all memory is resident.
     runtime.fork.is_off.store(true, Ordering::Release);
-    control.notice(format_args!(
-        "process {process} goes on without the limit: {error}",
-        process = process.as_raw_nonzero()
-    ));
+    control
+        .notice(format_args!("process {process} goes on without the limit: {error}", process = own.as_raw_nonzero()));
 }
 
 /// Takes over the engine, with descriptors of the child's own. The child's monitor calls this.

@@ -40,7 +40,6 @@ use crate::companion::notices::Notices;
 use crate::companion::placement::SEPARATE_WHILE_GROWING_NS;
 use crate::companion::reclaimer::ReclaimRequests;
 use crate::fork::child::{go_on_alone, start_childs_companion};
-use crate::fork::descriptor_hand_over;
 use crate::fork::quiesce::Peer;
 use crate::fork::state::ForkState;
 use crate::ports::LinuxPorts;
@@ -51,9 +50,8 @@ use foliomem_sys::identity;
 use foliomem_sys::interception::fork_call::{ForkHooks, ForkOutcome};
 use foliomem_sys::region::Region;
 use foliomem_sys::thread_control_block::BLOCK_PAGES;
-use foliomem_sys::userfaultfd;
 use rustix::fd::{AsFd, AsRawFd};
-use rustix::fs::{Access, access};
+use rustix::process::Pid;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -85,22 +83,21 @@ impl ForkHooks for Runtime {
         self.fork.quiesce.release(outcome);
     }
 
-    fn child_after(&'static self) {
+    fn child_after(&'static self, own: Pid) {
         if self.is_off() {
             return;
         }
         let control = self.context.budget.control();
         let parent = self.context.budget.slot();
         // If all slots are taken, the child uses its parent's, and is managed all the same.
-        let own = rustix::process::getpid();
         identity::note_fork(own);
         let slot = control.claim_slot(own).unwrap_or(parent);
         if slot != parent {
             control.process(slot).inherit(control.process(parent));
         }
         reset_in_child(self, slot);
-        if let Err(error) = start_childs_companion(self) {
-            go_on_alone(self, &error);
+        if let Err(error) = start_childs_companion(self, own) {
+            go_on_alone(self, own, &error);
         }
         self.fork.finish_descriptors();
     }
@@ -173,17 +170,18 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
         dormancy,     // Reset: the child runs.
         fork:
             ForkState {
-                quiesce,       // Reset: the child is not forking.
-                gate,          // Reset: open, with no thread inside.
-                swap_file: _,  // Kept for the companion; then `child_after` resets it.
-                proc: _,       // Kept for the companion; then `child_after` resets it.
-                device: _,     // Kept for the companion; then `child_after` resets it.
-                lending: _,    // Kept: `take_descriptors` has reset it before the fork.
-                stack: _,      // Kept: the child's thread runs on it.
-                huge_pages: _, // Companion: `take_over_engine` restores it.
-                slot: own,     // Reset: the child's own.
-                is_child,      // Reset: this process is one.
-                is_off: _,     // Kept: the hooks of a process without the agent do nothing.
+                quiesce,              // Reset: the child is not forking.
+                gate,                 // Reset: open, with no thread inside.
+                swap_file: _,         // Kept for the companion; then `child_after` resets it.
+                proc: _,              // Kept for the companion; then `child_after` resets it.
+                device: _,            // Kept for the companion; then `child_after` resets it.
+                lending: _,           // Kept: `take_descriptors` has reset it before the fork.
+                were_files_hidden: _, // Kept: the child sees the same files.
+                stack: _,             // Kept: the child's thread runs on it.
+                huge_pages: _,        // Companion: `take_over_engine` restores it.
+                slot: own,            // Reset: the child's own.
+                is_child,             // Reset: this process is one.
+                is_off: _,            // Kept: the hooks of a process without the agent do nothing.
             },
     } = runtime;
     is_child.store(true, Ordering::Relaxed);
@@ -253,8 +251,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
 /// cannot take by pidfd_getfd(2). The forking thread calls this before the agent is quiesced.
 fn ask_for_descriptors(runtime: &'static Runtime) {
     let (Some(companion), Some(files)) = (runtime.companion.process(), &*runtime.context.files) else { return };
-    let is_hidden = access("/proc/self/statm", Access::EXISTS).is_err()
-        || files.userfaultfd.is_ok() && !descriptor_hand_over::can_open(userfaultfd::device());
+    let is_hidden = runtime.fork.are_files_hidden(files.userfaultfd.is_ok());
     if !is_hidden && runtime.context.budget.control().swap().clusters() == 0 {
         return;
     }

@@ -3,13 +3,16 @@
 //!
 //! Lock order: the gate comes before every lock.
 
-use crate::fork::descriptor_hand_over::{DescriptorHandOver, Lending};
+use crate::fork::descriptor_hand_over::{self, DescriptorHandOver, Lending};
 use crate::fork::futex_gate::Gate;
 use crate::fork::quiesce::Quiesce;
 use foliomem_session::process_table::SlotIndex;
+use foliomem_sys::interception::fork_call;
 use foliomem_sys::process_limits;
 use foliomem_sys::region::Region;
+use foliomem_sys::userfaultfd;
 use foliomem_types::size_policy::Disabled;
+use rustix::fs::{Access, access};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// The forks of one process.
@@ -26,6 +29,9 @@ pub(crate) struct ForkState {
     pub(crate) device: DescriptorHandOver,
     /// The sockets by which the companion lends descriptors that cannot be taken.
     pub(crate) lending: Lending,
+    /// Whether the child of a fork could not open `/proc` or the userfaultfd device, when this was
+    /// last asked ([`ForkState::are_files_hidden`]).
+    pub(crate) were_files_hidden: AtomicBool,
     /// The stack on which the hooks of a fork run.
     pub(crate) stack: Region,
     /// The program's own setting of huge pages, during a fork ([`ForkState::disable_huge_pages`]).
@@ -48,12 +54,27 @@ impl ForkState {
             proc: DescriptorHandOver::default(),
             device: DescriptorHandOver::default(),
             lending: Lending::default(),
+            were_files_hidden: AtomicBool::new(false),
             stack,
             huge_pages: AtomicU8::new(Disabled::No as u8),
             slot: AtomicU32::new(slot.get()),
             is_child: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
         }
+    }
+
+    /// Returns whether the child of a fork could not open the files that its agent needs.
+    /// `has_device` is false if the userfaultfd is made without its device. Looks for them, unless
+    /// the program has installed a filter that may forbid it: then it is as it was before. A thread
+    /// of the program calls this before a fork, and before it installs a filter.
+    pub(crate) fn are_files_hidden(&self, has_device: bool) -> bool {
+        if fork_call::has_own_filter() {
+            return self.were_files_hidden.load(Ordering::Relaxed);
+        }
+        let are_hidden = access("/proc/self/statm", Access::EXISTS).is_err()
+            || has_device && !descriptor_hand_over::can_open(userfaultfd::device());
+        self.were_files_hidden.store(are_hidden, Ordering::Relaxed);
+        are_hidden
     }
 
     /// Disables huge pages for this process and the child of the fork that follows: khugepaged

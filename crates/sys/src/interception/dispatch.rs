@@ -472,7 +472,8 @@ mod tests {
             self.parent.fetch_add(1, Ordering::SeqCst);
         }
 
-        fn child_after(&'static self) {
+        fn child_after(&'static self, own: rustix::process::Pid) {
+            assert_eq!(own, rustix::process::getpid());
             self.child.fetch_add(1, Ordering::SeqCst);
         }
 

@@ -11,6 +11,7 @@ use crate::region::Region;
 use crate::thread_control_block::{self, BLOCK_BYTES, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
+use rustix::process::Pid;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,8 +30,8 @@ pub trait ForkHooks: Sync {
     /// Runs in the parent, after the fork or its failure. From here on the pages may be swapped out
     /// again.
     fn parent_after(&'static self, outcome: ForkOutcome);
-    /// Runs in the child, whose only thread is the calling one.
-    fn child_after(&'static self);
+    /// Runs in the child, which has the pid `own`, and whose only thread is the calling one.
+    fn child_after(&'static self, own: Pid);
     /// Runs before the program makes a thread that needs `words` to be resident until it ends. The
     /// addresses may be unmapped. A filter may forbid all system calls but those that make threads.
     fn thread_starts(&'static self, words: Range<usize>);
@@ -124,7 +125,7 @@ pub struct ForkCall {
     wanted_tids: [i32; MAX_TIDS],
     /// Address at which the parent stores the child's thread id; 0 for none.
     parent_tid: usize,
-    /// Address at which the child stores its thread id; 0 for none.
+    /// Address at which the child stores its thread id; 0 for none, or if the kernel stores it.
     child_tid: usize,
     /// Address at which the parent stores the pidfd; 0 for none.
     pidfd_target: usize,
@@ -204,8 +205,14 @@ impl ForkCall {
         if call.pidfd_target != 0 && rewrite_memory(call.pidfd_target).is_err() {
             return CallKind::Invalid(Errno::FAULT);
         }
-        // The agent, not the kernel, writes to the program's memory, after the fork.
-        call.arguments.flags &= !u64::from(raw::CLONE_PARENT_SETTID | raw::CLONE_CHILD_SETTID);
+        // The agent, not the kernel, writes to the program's memory, after the fork: a page may be
+        // swapped out. The calling thread's control block is resident.
+        call.arguments.flags &= !u64::from(raw::CLONE_PARENT_SETTID);
+        if thread_control_block::own().contains(&call.child_tid) {
+            call.child_tid = 0;
+        } else {
+            call.arguments.flags &= !u64::from(raw::CLONE_CHILD_SETTID);
+        }
         call.arguments.stack = 0;
         call.arguments.stack_size = 0;
         CallKind::Fork(call)
@@ -245,7 +252,7 @@ impl ForkCall {
         // SAFETY: the call is a fork: the child has a copy of the memory, and continues here.
         self.result = unsafe { system_call(self.number, arguments) };
         match self.result {
-            0 => hooks.child_after(),
+            0 => hooks.child_after(self.own_id()),
             1.. => hooks.parent_after(ForkOutcome::Forked),
             _ => hooks.parent_after(ForkOutcome::Failed),
         }
@@ -256,7 +263,7 @@ impl ForkCall {
     pub fn write_results(&self) {
         if self.result == 0 {
             if self.child_tid != 0 {
-                let _ = write_memory(self.child_tid, self.own_tid());
+                let _ = write_memory(self.child_tid, self.own_id().as_raw_nonzero().get());
             }
         } else if self.result > 0 {
             if self.parent_tid != 0 {
@@ -270,13 +277,22 @@ impl ForkCall {
 }
 
 impl ForkCall {
-    /// Returns the child's thread id. It calls set_tid_address(2) with the address that the kernel
-    /// already has, because filters rarely forbid that call, unlike gettid(2).
-    fn own_tid(&self) -> i32 {
-        let is_cleared = self.arguments.flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0;
-        let address = if is_cleared { self.arguments.child_tid as usize } else { 0 };
-        // SAFETY: the kernel has this address already, so nothing changes.
-        unsafe { crate::interception::entry::system_call(raw::__NR_set_tid_address, [address, 0, 0, 0, 0, 0]) as i32 }
+    /// Returns the child's pid, which is its thread id, too. Where the kernel has not stored it,
+    /// calls set_tid_address(2) with the address that the kernel already has, because filters
+    /// rarely forbid that call, unlike getpid(2).
+    fn own_id(&self) -> Pid {
+        let has = |flag: u32| self.arguments.flags & u64::from(flag) != 0;
+        let address = self.arguments.child_tid as usize;
+        let id = if has(raw::CLONE_CHILD_SETTID) {
+            // SAFETY: the kernel has just written the word, in the calling thread's control block.
+            unsafe { std::ptr::with_exposed_provenance::<i32>(address).read_volatile() }
+        } else {
+            let cleared = if has(raw::CLONE_CHILD_CLEARTID) { address } else { 0 };
+            let number = raw::__NR_set_tid_address;
+            // SAFETY: the kernel has this address already, so nothing changes.
+            unsafe { crate::interception::entry::system_call(number, [cleared, 0, 0, 0, 0, 0]) as i32 }
+        };
+        Pid::from_raw(id).unwrap_or_else(rustix::process::getpid)
     }
 }
 
@@ -299,6 +315,20 @@ fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno>
 
 /// Whether a filter decides which system calls the program's threads may make.
 static HAS_FILTER: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program may have installed a filter itself.
+static HAS_OWN_FILTER: AtomicBool = AtomicBool::new(false);
+
+/// Notes that the program is about to install a filter.
+pub fn note_own_filter() {
+    HAS_OWN_FILTER.store(true, Ordering::Relaxed);
+}
+
+/// Returns whether the program may have installed a filter itself ([`note_own_filter`]). A filter
+/// that it has had from its start lets it open files and ask for pids.
+pub fn has_own_filter() -> bool {
+    HAS_OWN_FILTER.load(Ordering::Relaxed)
+}
 
 /// Notes that a filter decides which system calls the program's threads may make. From here on
 /// their arguments are read without a call.

@@ -452,7 +452,7 @@ struct Code(OwnedFd);
 impl Code {
     /// Opens the memory of this process.
     fn open() -> Result<Code, Errno> {
-        rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Code)
+        rustix::fs::openat(rustix::fs::CWD, c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Code)
     }
 
     /// Writes `bytes` to address `at`.

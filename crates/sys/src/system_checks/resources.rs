@@ -4,7 +4,7 @@ use crate::region::Region;
 use crate::system_checks::steps::{self, By, Step, Steps};
 use crate::thread;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
@@ -20,7 +20,7 @@ pub fn open_descriptors(most: usize, by: By) -> Result<(u32, Option<Errno>), Err
     // The vector's memory is allocated before the child exists.
     let mut opened = Vec::with_capacity(most);
     let counted = steps::run(by, |steps| {
-        count(steps, most, || open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map(|fd| opened.push(fd)))
+        count(steps, most, || openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map(|fd| opened.push(fd)))
     })?;
     Ok(number_and_refusal(counted))
 }
@@ -95,7 +95,7 @@ pub fn probe_proc(by: By) -> Result<Proc, Errno> {
     let is_foreign = rustix::fs::statfs("/proc").is_ok_and(|system| system.f_type as u64 != PROC_SUPER_MAGIC);
     let steps: [Step; FILES.len()] = steps::run(by, |steps| {
         for (step, file) in FILES.iter().enumerate() {
-            steps.take(step, || open(*file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
+            steps.take(step, || openat(CWD, *file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
         }
     })?;
     Ok(Proc { is_foreign, files: std::array::from_fn(|index| (FILES[index], steps[index])) })
@@ -109,13 +109,13 @@ pub fn open_parents_descriptor() -> Result<Step, Errno> {
     let shared = any_file()?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), shared.as_raw_fd());
     let [opened] = steps::run(By::Child, |steps| {
-        steps.take(0, || open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
+        steps.take(0, || openat(CWD, path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
     })?;
     Ok(opened)
 }
 
 fn any_file() -> Result<OwnedFd, Errno> {
-    open("/", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    openat(CWD, "/", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Takes a descriptor of the parent's, as a forking thread takes one of its companion's: neither
