@@ -19,7 +19,7 @@ def test_python_forks(mode, torture):
 
 def test_c_vfork_spawn_exec(built, torture):
     size, limit = ("48", "24M") if torture else ("160", "48M")
-    same_as_plain([built("vfork.c"), size], limit, torture)
+    same_as_plain([built("vfork.c"), size], limit, torture, timeout=150)
 
 
 def test_storm(built, torture):
