@@ -124,7 +124,6 @@ impl Runtime {
     /// ask later.
     pub fn expect_system_call_filter(&self) {
         self.fork.are_files_hidden(self.context.files.as_ref().is_some_and(|files| files.userfaultfd.is_ok()));
-        fork_call::note_own_filter();
     }
 
     /// Notes that a filter decides which system calls the program's threads may make. From then on

@@ -61,7 +61,7 @@ pub fn note_fork(own: Pid) {
     let number = linux_raw_sys::general::__NR_getppid;
     // SAFETY: getppid(2) takes no arguments and cannot fail.
     let is_parent_outside =
-        || !fork_call::has_own_filter() && unsafe { crate::interception::entry::system_call(number, [0; 6]) } == 0;
+        || !fork_call::has_filter() && unsafe { crate::interception::entry::system_call(number, [0; 6]) } == 0;
     if !is_nested() && (own.is_init() || is_parent_outside()) {
         set_nested();
     }

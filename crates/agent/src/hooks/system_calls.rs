@@ -66,7 +66,9 @@ unsafe extern "C" fn syscall_hooked(
             libc::SYS_prctl if a == PR_SET_SYSCALL_USER_DISPATCH as usize => {
                 dispatched(b, e, real(number, a, b, c, d, e, f))
             }
-            libc::SYS_seccomp => filtered(|| real(number, a, b, c, d, e, f)),
+            libc::SYS_seccomp if a as u32 <= libc::SECCOMP_SET_MODE_FILTER => {
+                filtered(|| real(number, a, b, c, d, e, f))
+            }
             libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
             libc::SYS_mmap => {
@@ -86,11 +88,14 @@ unsafe extern "C" fn syscall_hooked(
     }
 }
 
-/// Makes a call that may install a system call filter. Returns its result.
-fn filtered<R>(install: impl FnOnce() -> R) -> R {
+/// Makes a call that may install a system call filter. Returns its result, which is below 0 if the
+/// call has failed: some programs only try whether the kernel knows filters.
+fn filtered<R: Copy + Into<i64>>(install: impl FnOnce() -> R) -> R {
     runtime().into_iter().for_each(Runtime::expect_system_call_filter);
     let result = install();
-    runtime().into_iter().for_each(Runtime::note_system_call_filter);
+    if result.into() >= 0 {
+        runtime().into_iter().for_each(Runtime::note_system_call_filter);
+    }
     result
 }
 

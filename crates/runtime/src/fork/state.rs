@@ -68,7 +68,7 @@ impl ForkState {
     /// the program has installed a filter that may forbid it: then it is as it was before. A thread
     /// of the program calls this before a fork, and before it installs a filter.
     pub(crate) fn are_files_hidden(&self, has_device: bool) -> bool {
-        if fork_call::has_own_filter() {
+        if fork_call::has_filter() {
             return self.were_files_hidden.load(Ordering::Relaxed);
         }
         let are_hidden = access("/proc/self/statm", Access::EXISTS).is_err()

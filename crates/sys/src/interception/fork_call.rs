@@ -316,22 +316,9 @@ fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno>
 /// Whether a filter decides which system calls the program's threads may make.
 static HAS_FILTER: AtomicBool = AtomicBool::new(false);
 
-/// Whether the program may have installed a filter itself.
-static HAS_OWN_FILTER: AtomicBool = AtomicBool::new(false);
-
-/// Notes that the program is about to install a filter.
-pub fn note_own_filter() {
-    HAS_OWN_FILTER.store(true, Ordering::Relaxed);
-}
-
-/// Returns whether the program may have installed a filter itself ([`note_own_filter`]). A filter
-/// that it has had from its start lets it open files and ask for pids.
-pub fn has_own_filter() -> bool {
-    HAS_OWN_FILTER.load(Ordering::Relaxed)
-}
-
-/// Notes that a filter decides which system calls the program's threads may make. From here on
-/// their arguments are read without a call.
+/// Notes that the program has installed a filter, which decides which system calls its threads may
+/// make. From here on their arguments are read without a call. (A filter that the program has had
+/// from its start lets it open files and ask for pids.)
 pub fn note_filter() {
     HAS_FILTER.store(true, Ordering::Relaxed);
 }
