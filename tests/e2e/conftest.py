@@ -10,6 +10,7 @@ beside others have the marker `alone`: a second run of pytest has those (`make e
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +38,7 @@ PYTHON = sys.executable
 STATS = tempfile.TemporaryDirectory(prefix="foliomem-stats-")
 RUNS = itertools.count()
 DEVICE = Path("/dev/userfaultfd")
+THP = Path("/sys/kernel/mm/transparent_hugepage")
 # Prefix of a command that runs it as an ordinary user if the tests run as root.
 ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
 
@@ -219,7 +222,7 @@ class Running:
             pytest.fail(f"no end after {timeout} s: {' '.join(self.argv)}\nstdout: {result.out[-800:]!r}\n"
                         f"stderr: {result.err[-2000:]}\n{self.hangs}")
         # The file is empty if the run has failed before its end.
-        if self.stats_path and Path(self.stats_path).exists() and (text := Path(self.stats_path).read_text()):
+        if self.stats_path and (text := read_text(self.stats_path)):
             result.stats = json.loads(text)
             note_moved(result.stats)
         return result
@@ -297,6 +300,19 @@ def same_as_plain(argv, limit, torture, timeout=None, **how):
     assert wanted.out, "the program printed nothing to compare"
     assert_swapped(got)
     return got
+
+
+@contextmanager
+def huge_page_setting(name, value):
+    """A setting of the kernel for huge pages, with this value for a while."""
+    file = THP / name
+    text = file.read_text()
+    before = found[1] if (found := re.search(r"\[(\w+)\]", text)) else text.strip()
+    file.write_text(value)
+    try:
+        yield
+    finally:
+        file.write_text(before)
 
 
 # ---- fixtures --------------------------------------------------------------------------------------------------

@@ -1,27 +1,11 @@
 """Zeros that the kernel puts into a child's memory before foliomem manages it: the child reads its own content all the same."""
 import os
-import re
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
-from conftest import LONG, alone, assert_swapped, foliomem, foliomem_only, same_as_plain
+from conftest import LONG, THP, alone, assert_swapped, foliomem, foliomem_only, huge_page_setting, same_as_plain
 
 pytestmark = foliomem_only
-THP = Path("/sys/kernel/mm/transparent_hugepage")
-
-
-@contextmanager
-def setting(name, value):
-    """A setting of the kernel for huge pages, with this value for a while."""
-    file = THP / name
-    text = file.read_text()
-    before = found[1] if (found := re.search(r"\[(\w+)\]", text)) else text.strip()
-    file.write_text(value)
-    try:
-        yield
-    finally:
-        file.write_text(before)
 
 
 @alone  # It changes settings of the whole machine.
@@ -38,7 +22,7 @@ def test_no_child_has_zeros_where_the_kernel_makes_huge_pages(built, torture):
             "khugepaged/pages_to_scan": "100000",
             "khugepaged/max_ptes_none": "511",
         }.items():
-            settings.enter_context(setting(name, value))
+            settings.enter_context(huge_page_setting(name, value))
         mib, forks, limit = (64, 8, "32M") if torture else (256, 60 if LONG else 20, "64M")
         assert same_as_plain([built("fork_gaps.c"), mib, forks], limit, torture).out == b"OK\n"
 

@@ -129,7 +129,6 @@ impl Runtime {
     /// Notes that a filter decides which system calls the program's threads may make. From then on
     /// these threads make no system calls for the agent.
     pub fn note_system_call_filter(&self) {
-        self.notices.is_filtered.store(true, Ordering::Relaxed);
         fork_call::note_filter();
     }
 

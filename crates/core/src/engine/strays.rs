@@ -34,7 +34,7 @@ impl<P: Ports> Engine<P> {
             return Ok(());
         }
         let mut present: Vec<Range<PageNumber>> = Vec::new();
-        self.ports.address_space().for_each_present(pages.clone(), &mut |run| present.push(run));
+        self.ports.address_space().for_each_present(pages, &mut |run| present.push(run));
         let Some(steady) = self.ports.address_space().steady() else { return Err(MoveError::Changing) };
         let present = present.into_iter().flat_map(|run| run.start.0..run.end.0).map(PageNumber);
         for page in present {

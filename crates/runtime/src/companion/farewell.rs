@@ -17,9 +17,8 @@ use crate::companion::end::end_before_program;
 use crate::companion::memory_users::is_traced;
 use crate::runtime::Runtime;
 use foliomem_sys::clock::now_ns;
-use foliomem_sys::interception::entry;
+use foliomem_sys::interception::{entry, fork_call};
 use foliomem_sys::{thread, unseen_calls};
-use std::sync::atomic::Ordering;
 
 /// Maximum wait for the companion, in nanoseconds: it may get no CPU, or wait for the swap file.
 const MAX_WAIT_NS: u64 = 200_000_000;
@@ -27,7 +26,7 @@ const MAX_WAIT_NS: u64 = 200_000_000;
 /// Asks the companion to end, and waits, in a thread of the program that is about to end the
 /// process. Returns early if the companion must end later.
 pub(crate) fn take_leave(runtime: &'static Runtime) {
-    let has_unknown_calls = runtime.notices.is_filtered.load(Ordering::Relaxed) || unseen_calls::can_be_made();
+    let has_unknown_calls = fork_call::has_filter() || unseen_calls::can_be_made();
     if runtime.is_off() || has_unknown_calls || entry::has_shared_memory() {
         return;
     }

@@ -12,6 +12,7 @@ use crate::companion::context::Context;
 use crate::fork::quiesce::Quiesce;
 use foliomem_session::segment::Control;
 use foliomem_sys::clock;
+use foliomem_sys::interception::fork_call;
 use foliomem_sys::thread_control_block;
 use foliomem_sys::unseen_calls;
 use rustix::process::Pid;
@@ -30,8 +31,6 @@ pub(crate) struct Notices {
     pub(crate) allocations: AllocationNotices,
     pub(crate) lenders: Lenders,
     pub(crate) control_blocks: ControlBlocks,
-    /// Whether a filter decides which system calls the program's threads may make.
-    pub(crate) is_filtered: AtomicBool,
     /// Whether a message has said that the program's memory is not locked.
     pub(crate) has_reported_unlocked: AtomicBool,
 }
@@ -43,7 +42,6 @@ impl Notices {
             allocations: AllocationNotices::new(limit_pages),
             lenders: Lenders::default(),
             control_blocks: ControlBlocks::default(),
-            is_filtered: AtomicBool::new(false),
             has_reported_unlocked: AtomicBool::new(false),
         }
     }
@@ -111,7 +109,7 @@ impl Notices {
     /// Returns whether a thread of the program may send a notice and wait for the answer. A filter
     /// may forbid it to wait.
     fn may_wait(&self, context: &Context) -> bool {
-        context.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed)
+        context.budget.is_armed() && !fork_call::has_filter()
     }
 
     /// Notes that the program wants to lock all of its memory, which the agent prevents. Warns once

@@ -144,7 +144,6 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 allocations,              // Reset: waiting threads are not in the child.
                 lenders: _,               // Companion: `Lenders::arm`.
                 control_blocks: _,        // Companion: `ControlBlocks::forked`.
-                is_filtered: _,           // Kept: filters are inherited.
                 has_reported_unlocked: _, // Kept: once for a process and its children.
             },
         activation:
