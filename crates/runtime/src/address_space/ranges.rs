@@ -211,6 +211,14 @@ impl Ranges {
         self.insert(target);
     }
 
+    /// Calls `act` with each range, inside the lock, and returns whether it could: not if a thread
+    /// holds the lock, perhaps one that was killed meanwhile. Does not allocate.
+    pub fn try_for_each(&self, act: impl FnMut(&Range<usize>)) -> bool {
+        let Some(ranges) = self.0.try_lock() else { return false };
+        ranges.iter().map(|part| &part.range).for_each(act);
+        true
+    }
+
     /// Returns all ranges.
     pub fn snapshot(&self) -> Vec<Range<usize>> {
         self.within(0..usize::MAX)
@@ -269,6 +277,19 @@ mod tests {
         let pages: Vec<_> = model.iter().collect();
         let runs = pages.chunk_by(|(page, this), (next, that)| *page + 1 == **next && this == that);
         runs.map(|run| (*run[0].0..*run[run.len() - 1].0 + 1, run[0].1.0)).collect()
+    }
+
+    #[test]
+    fn a_held_lock_is_not_waited_for() {
+        let ranges = Ranges::default();
+        ranges.insert(1..3);
+        ranges.insert(5..6);
+        let mut seen = Vec::new();
+        let held = ranges.0.lock();
+        assert!(!ranges.try_for_each(|range| seen.push(range.clone())) && seen.is_empty());
+        drop(held);
+        assert!(ranges.try_for_each(|range| seen.push(range.clone())));
+        assert_eq!(seen, [1..3, 5..6]);
     }
 
     proptest! {

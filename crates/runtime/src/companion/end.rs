@@ -96,13 +96,19 @@ fn find_other(runtime: &'static Runtime, user: &User) -> Option<User> {
 /// Kills all processes that use the memory, and waits for their end: after the companion's end they
 /// would read zeros. If one does not end (the first process of a pid namespace), makes the memory
 /// inaccessible.
+///
+/// The guard calls this, too, after a companion that may have held locks: so this waits for none,
+/// and does not allocate.
 pub(crate) fn stop_program(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { return };
     let (program, number) = (runtime.companion.program(), runtime.companion.program_number());
     let Ok(mut user) = User::open(&files.proc, program, number) else { return };
     loop {
         if user.kill() == Killed::Remains {
-            return forbid_memory(runtime);
+            if forbid_memory(runtime) {
+                return;
+            }
+            continue;
         }
         match find_other(runtime, &user) {
             Some(other) => user = other,
@@ -111,14 +117,15 @@ pub(crate) fn stop_program(runtime: &'static Runtime) {
     }
 }
 
-/// Makes managed memory inaccessible. A process that a signal does not kill then ends with SIGSEGV,
-/// which the kernel also delivers to the first process of a pid namespace.
-fn forbid_memory(runtime: &'static Runtime) {
-    let Some(activated) = runtime.activation.activated.get() else { return };
-    for range in activated.engine.ports().space.ranges().snapshot() {
+/// Makes managed memory inaccessible, and returns whether it could. A process that a signal does
+/// not kill then ends with SIGSEGV, which the kernel also delivers to the first process of a pid
+/// namespace.
+fn forbid_memory(runtime: &'static Runtime) -> bool {
+    let Some(activated) = runtime.activation.activated.get() else { return true };
+    activated.engine.ports().space.ranges().try_for_each(|range| {
         // SAFETY: the memory belongs to the program, which must end.
-        unsafe { memory_advice::forbid_access(&range) };
-    }
+        unsafe { memory_advice::forbid_access(range) };
+    })
 }
 
 /// Ends the companion and its guard, when no other process uses the memory.

@@ -1,7 +1,8 @@
 //! The guard: a process that stops the program if the companion is killed.
 //!
 //! It runs from activation on, with the companion's descriptors, so it holds the userfaultfd open.
-//! It takes no lock.
+//! It takes no lock and does not allocate: the companion may have been killed while it held the
+//! heap's lock, or another.
 
 use crate::companion::end::stop_program;
 use crate::companion::error::RuntimeError;

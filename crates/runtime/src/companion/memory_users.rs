@@ -14,7 +14,8 @@
 //! instant, and the program may change its size all the time: an `mmap` over a mapping makes it
 //! smaller for a moment. So only a row of differing sizes shows that a user has left.
 //!
-//! Only the monitor uses this. There is no lock.
+//! The monitor uses this, and so does the guard when the companion has been killed, perhaps while
+//! it held locks, the heap's among them. So no function here takes a lock or allocates.
 
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::identity;
@@ -24,10 +25,11 @@ use foliomem_sys::thread::{self, MemoryOf};
 use foliomem_types::units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{Dir, Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, RawDir, openat, readlinkat_raw};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process};
 use rustix::time::Timespec;
+use std::mem::MaybeUninit;
 
 /// Two memories are different if this many comparisons of their sizes in a row find no equality.
 const COMPARISONS: u32 = 200;
@@ -141,8 +143,10 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
     if let Some(user) = find_thread(proc, ours, last.number) {
         return Some(user);
     }
-    let others = ids(proc, format_args!(".")).into_iter();
-    others.filter(|number| *number != last.number && !own.contains(number)).find_map(|number| {
+    find_id(proc, format_args!("."), |number| {
+        if number == last.number || own.contains(&number) {
+            return None;
+        }
         let statm = open_in(proc, format_args!("{number}/statm"))?;
         match mapped_pages(&statm) {
             // The process's first thread has ended, but others may be left; or this is a kernel
@@ -162,13 +166,17 @@ fn uses_alone() -> bool {
 
 /// Returns the process `number` if one of its threads uses the memory.
 fn find_thread(proc: &OwnedFd, ours: &OwnedFd, number: u32) -> Option<User> {
-    let tasks = ids(proc, format_args!("{number}/task"));
-    if tasks.len() < 2 {
+    let mut tasks = 0;
+    find_id(proc, format_args!("{number}/task"), |_| {
+        tasks += 1;
+        None::<()>
+    });
+    if tasks < 2 {
         // The only thread is the first one, which was checked already.
         return None;
     }
     let statm_of = |id| open_in(proc, format_args!("{number}/task/{id}/statm"));
-    tasks.into_iter().find_map(|id| user_if_same(proc, ours, (number, id), statm_of(id)?))
+    find_id(proc, format_args!("{number}/task"), |id| user_if_same(proc, ours, (number, id), statm_of(id)?))
 }
 
 /// Returns process `number` if its thread `id` uses the memory.
@@ -220,11 +228,23 @@ fn mapped_pages(statm: impl AsFd) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Returns the numeric names in a directory under `/proc`; none without such a directory.
-pub(crate) fn ids(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Vec<u32> {
-    let entries = open_directory_in(proc, path).and_then(|directory| Dir::new(directory).ok());
-    let names = entries.into_iter().flatten().flatten();
-    names.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect()
+/// Passes the numeric names in a directory under `/proc` to `visit` until it returns a value, and
+/// returns that. Visits nothing where there is no such directory.
+pub(crate) fn find_id<R>(
+    proc: &OwnedFd,
+    path: std::fmt::Arguments<'_>,
+    mut visit: impl FnMut(u32) -> Option<R>,
+) -> Option<R> {
+    let directory = open_directory_in(proc, path)?;
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut entries = RawDir::new(&directory, &mut buffer);
+    while let Some(Ok(entry)) = entries.next() {
+        let number = entry.file_name().to_str().ok().and_then(|name| name.parse().ok());
+        if let Some(found) = number.and_then(&mut visit) {
+            return Some(found);
+        }
+    }
+    None
 }
 
 /// Opens the directory `path` of `proc`; `None` if it does not exist or the kernel refuses it.
@@ -247,8 +267,9 @@ fn open_with(proc: &OwnedFd, path: std::fmt::Arguments<'_>, flags: OFlags) -> Op
 /// Returns the number that `proc` gives the calling process. In another pid namespace it differs
 /// from `getpid`.
 pub fn own_number(proc: &OwnedFd) -> Option<u32> {
-    let link = seccomp::allow(Call::Readlinkat).then(|| rustix::fs::readlinkat(proc, c"self", Vec::new()))?.ok()?;
-    link.to_str().ok()?.parse().ok()
+    let mut buffer = [MaybeUninit::uninit(); 16];
+    let link = seccomp::allow(Call::Readlinkat).then(|| readlinkat_raw(proc, c"self", &mut buffer[..]))?;
+    str::from_utf8(link.ok()?.0).ok()?.parse().ok()
 }
 
 /// Returns the number that `proc` gives the program's process, whose pid in the companion's
@@ -299,6 +320,7 @@ fn numbers<'a>(status: &'a str, key: &'a str) -> impl Iterator<Item = u32> + 'a 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foliomem_sys::pagemap;
     use foliomem_sys::region::Region;
     use foliomem_sys::thread::{Kind, Spec};
     use rustix::thread::futex;
@@ -338,6 +360,19 @@ mod tests {
         })
     }
 
+    /// Checks what a guard calls when the companion has been killed inside the heap's lock.
+    fn assert_allocates_nothing(proc: &OwnedFd, ours: &OwnedFd, stranger: &User, own: u32) {
+        let allocations = allocation_counter::measure(|| {
+            let user = find(proc, ours, stranger, &[own]).unwrap();
+            assert!(user.lives());
+            assert!(User::open(proc, user.pid, user.number).unwrap().remains(ours));
+            assert!(find_thread(proc, ours, user.number).is_none() && find_thread(proc, ours, own).is_some());
+            assert_eq!((own_number(proc), own_pid_of(proc, own)), (Some(own), Pid::from_raw(own as i32)));
+            assert!(pagemap::exit_status(open_in(proc, format_args!("{own}/stat")).unwrap()).is_some());
+        });
+        assert_eq!(allocations.count_total, 0);
+    }
+
     #[test]
     fn only_processes_that_share_the_memory_are_found() {
         static ID: AtomicU32 = AtomicU32::new(0);
@@ -364,6 +399,7 @@ mod tests {
         let statm = open_in(&proc, format_args!("{}/statm", id.as_raw_nonzero())).unwrap();
         let number = id.as_raw_nonzero().get() as u32;
         let user = user_if_same(&proc, &ours, (number, number), statm).unwrap();
+        assert_allocates_nothing(&proc, &ours, &stranger, own);
         assert_eq!((memory_of(id), memory_of(stranger.pid)), (MemoryOf::Caller, MemoryOf::Other));
         let has_remained = remains_while_sizes_change(&user, &ours);
         GO_ON.store(1, Ordering::Release);

@@ -99,12 +99,11 @@ fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
 pub(crate) fn pin_control_blocks(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { unreachable!("the monitor opens it first") };
     // The directory does not exist if the program has just ended.
-    for number in memory_users::ids(&files.proc, format_args!("{}/task", runtime.companion.program_number())) {
-        let id = memory_users::own_pid_of(&files.proc, number);
-        if let Some((id, block)) = id.and_then(|id| Some((id, thread_control_block::of_thread(id)?))) {
-            pin_control_block(runtime, &block, id);
-        }
-    }
+    memory_users::find_id(&files.proc, format_args!("{}/task", runtime.companion.program_number()), |number| {
+        let id = memory_users::own_pid_of(&files.proc, number)?;
+        pin_control_block(runtime, &thread_control_block::of_thread(id)?, id);
+        None::<()>
+    });
 }
 
 /// Keeps the control block of `thread` resident and unprotected from now on.
