@@ -5,6 +5,7 @@ use crate::threads::threads_of;
 use foliomem_session::segment::Control;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -12,14 +13,23 @@ use std::time::{Duration, Instant};
 /// earlier ones.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// CPU time of a thread and its time in the run queue, in nanoseconds.
+/// CPU time of a thread and its time in the run queue, in nanoseconds. A wait in the run queue
+/// counts when it is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Schedule {
-    ran_ns: u64,
-    queued_ns: u64,
+pub struct Schedule {
+    /// CPU time.
+    pub ran_ns: u64,
+    /// Time in the run queue.
+    pub queued_ns: u64,
 }
 
 impl Schedule {
+    /// Reads the `schedstat` of a thread, whose directory under `/proc` is given. `None` if it has
+    /// ended, or if the kernel does not count.
+    pub fn of(thread: &Path) -> Option<Schedule> {
+        Schedule::parse(&fs::read_to_string(thread.join("schedstat")).ok()?)
+    }
+
     /// Parses the content of `schedstat`.
     fn parse(text: &str) -> Option<Schedule> {
         let mut numbers = text.split_ascii_whitespace().map(str::parse);
@@ -35,8 +45,7 @@ impl Threads {
     fn sample(&mut self, pid: u32) {
         for thread in threads_of(pid) {
             let id = thread.file_name().and_then(|name| name.to_str()?.parse().ok());
-            let text = fs::read_to_string(thread.join("schedstat"));
-            if let (Some(id), Some(schedule)) = (id, text.ok().as_deref().and_then(Schedule::parse)) {
+            if let (Some(id), Some(schedule)) = (id, Schedule::of(&thread)) {
                 self.0.insert(id, schedule);
             }
         }

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const AGENT: &str = "libfoliomem_agent.so";
+pub(crate) const AGENT: &str = "libfoliomem_agent.so";
 /// The directory of the agent in an installation, below its prefix.
 const INSTALLED_IN: &str = "lib/foliomem";
 /// Time between two searches of the swap file for slots without a holder, which are discarded.

@@ -12,6 +12,8 @@
 //! reads the sizes of the processes found more often.
 
 use crate::preflight;
+use crate::run_delay::Schedule;
+use crate::supervise::AGENT;
 use crate::threads::threads_of;
 use foliomem_session::find_run;
 use foliomem_session::messages::Excess;
@@ -32,8 +34,13 @@ const SHARE: u32 = 100;
 const LIMIT_SHARE: u64 = 4;
 /// Memory in bytes below which no warning appears. The loader does not take that much, either.
 const LEAST_BYTES: u64 = 16 << 20;
-/// A dynamic program that has not loaded the agent after this time has not loaded it at all.
+/// A program without libraries that has not loaded the agent after this time has not loaded it at
+/// all. Times in which the program waits for a CPU do not count.
 const MAX_LOADING: Duration = Duration::from_millis(200);
+/// A program that has loaded the agent, which has not reported after this time, runs without it:
+/// the agent does not find the run. Before the agent starts, the loader prepares all libraries,
+/// which it may have to read first.
+const MAX_STARTING: Duration = Duration::from_secs(1);
 /// The tree may be beyond its limit by this share (1/2^5) for this long, while managed processes
 /// give way to the others.
 const TOLERANCE_SHIFT: u32 = 5;
@@ -46,6 +53,8 @@ const MAX_NAMED: usize = 4;
 struct Process {
     name: String,
     seen: Instant,
+    /// What its first thread had run and waited when it was seen.
+    scheduled: Schedule,
     /// Whether the process certainly has no agent.
     is_certain: bool,
     bytes: u64,
@@ -170,7 +179,10 @@ impl Census {
             );
         }
         // A process without memory has ended.
-        if is_managed || self.processes.contains_key(&pid) || field(&status, "VmRSS:").is_none() || has_segment(pid) {
+        if is_managed || self.processes.contains_key(&pid) || field(&status, "VmRSS:").is_none() {
+            return;
+        }
+        if Loaded::of(pid) == Loaded::Segment {
             return;
         }
         // The supervisor of a run inside this one takes next to nothing.
@@ -178,7 +190,8 @@ impl Census {
             return;
         }
         let (name, seen) = (name.to_owned(), Instant::now());
-        self.processes.insert(pid, Process { name, seen, is_certain: false, bytes: 0, peak_bytes: 0 });
+        let scheduled = schedule(pid);
+        self.processes.insert(pid, Process { name, seen, scheduled, is_certain: false, bytes: 0, peak_bytes: 0 });
     }
 
     /// Warns that the run exceeds its limit, or stops it if the limit is hard, once managed
@@ -205,16 +218,75 @@ impl Process {
         self.bytes = bytes(&status, "RssAnon:");
         if !self.is_certain {
             // It may have executed another program, or be about to load the agent.
-            if has_segment(pid) {
-                return false;
-            }
-            let is_unfit = preflight::unfit(Path::new(&format!("/proc/{pid}/exe"))).is_some();
-            self.is_certain = is_unfit || self.seen.elapsed() > MAX_LOADING || self.bytes >= LEAST_BYTES;
+            let has_no_agent = match Loaded::of(pid) {
+                Loaded::Segment => return false,
+                Loaded::Agent => self.time(pid, &status) > MAX_STARTING,
+                Loaded::OnlyOthers => true,
+                Loaded::Nothing => self.time(pid, &status) > MAX_LOADING || self.bytes >= LEAST_BYTES,
+            };
+            self.is_certain = has_no_agent || preflight::unfit(Path::new(&format!("/proc/{pid}/exe"))).is_some();
             field(&status, "Name:").unwrap_or_default().clone_into(&mut self.name);
         }
         self.peak_bytes = self.peak_bytes.max(self.bytes);
         true
     }
+
+    /// Returns the time since the process was seen in which its first thread did not wait for a
+    /// CPU.
+    fn time(&self, pid: u32, status: &str) -> Duration {
+        let now = schedule(pid);
+        if field(status, "State:").is_some_and(|state| state.starts_with('R')) {
+            // A wait that is not over is not counted yet.
+            return Duration::from_nanos(now.ran_ns.saturating_sub(self.scheduled.ran_ns));
+        }
+        let queued_ns = now.queued_ns.saturating_sub(self.scheduled.queued_ns);
+        self.seen.elapsed().saturating_sub(Duration::from_nanos(queued_ns))
+    }
+}
+
+/// What a process has loaded, in the order of its start: the loader maps the agent's library before
+/// those that the program needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Loaded {
+    /// Neither the agent nor the C library.
+    Nothing,
+    /// The C library, and not the agent.
+    OnlyOthers,
+    /// The agent's library.
+    Agent,
+    /// The control segment of a run. Beside managed processes, four kinds map one: a forked process
+    /// that is about to register itself, a process that shares its parent's memory (`vfork`), a
+    /// companion, and a process of a nested run with its own limit.
+    Segment,
+}
+
+impl Loaded {
+    /// Reads the mappings of a process. A process that this user may not inspect counts as one with
+    /// a segment, so that no warning names it.
+    fn of(pid: u32) -> Loaded {
+        fs::read(format!("/proc/{pid}/maps"))
+            .map_or(Loaded::Segment, |maps| Loaded::among(&String::from_utf8_lossy(&maps)))
+    }
+
+    fn among(maps: &str) -> Loaded {
+        let has = |is_one: fn(&str) -> bool| {
+            maps.lines().any(|line| line.contains('/') && is_one(line.rsplit('/').next().unwrap_or_default()))
+        };
+        if find_run::has_segment(maps) {
+            Loaded::Segment
+        } else if has(|file| file.starts_with(AGENT)) {
+            Loaded::Agent
+        } else if has(|file| file.starts_with("libc.so") || file.starts_with("libc-2")) {
+            Loaded::OnlyOthers
+        } else {
+            Loaded::Nothing
+        }
+    }
+}
+
+/// Returns the times of a process's first thread; zeros where the kernel does not count.
+fn schedule(pid: u32) -> Schedule {
+    Schedule::of(Path::new(&format!("/proc/{pid}"))).unwrap_or_default()
 }
 
 /// Returns the children of all threads of a process.
@@ -238,14 +310,6 @@ fn bytes(status: &str, name: &str) -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// Returns whether the process maps a control segment. Beside managed processes, four
-/// kinds do: a forked process that is about to register itself, a process that shares its parent's
-/// memory (`vfork`), a companion, and a process of a nested run with its own limit. A process that
-/// this user may not inspect counts as one with a segment, so that no warning names it.
-fn has_segment(pid: u32) -> bool {
-    find_run::has_segment(pid).unwrap_or(true)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,6 +322,40 @@ mod tests {
     fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[test]
+    fn the_loader_maps_the_agent_before_other_libraries() {
+        let line = |file: &str| format!("7f0000000000-7f0000001000 r-xp 00000000 fe:01 77   {file}\n");
+        let mut maps = line("/usr/bin/python3") + &line("/usr/lib/ld-linux-x86-64.so.2") + "7ffd0-7ffe0 rw-p 00:00 0\n";
+        assert_eq!(Loaded::among(&maps), Loaded::Nothing);
+        for library in ["/usr/lib/libc.so.6", "/lib/libc-2.31.so"] {
+            assert_eq!(Loaded::among(&(maps.clone() + &line(library))), Loaded::OnlyOthers);
+        }
+        maps += &line("/a b/libfoliomem_agent.so (deleted)");
+        assert_eq!(Loaded::among(&maps), Loaded::Agent);
+        maps += &line("/usr/lib/libc.so.6");
+        assert_eq!(Loaded::among(&maps), Loaded::Agent);
+        maps += "7f0000000000-7f0000001000 rw-s 00000000 00:01 9   /memfd:foliomem-control (deleted)\n";
+        assert_eq!(Loaded::among(&maps), Loaded::Segment);
+    }
+
+    #[test]
+    fn a_wait_for_a_cpu_is_no_time_of_loading() {
+        let process = |scheduled| Process {
+            name: String::new(),
+            seen: Instant::now() - Duration::from_secs(2),
+            scheduled,
+            is_certain: false,
+            bytes: 0,
+            peak_bytes: 0,
+        };
+        let own = std::process::id();
+        let (before, runs, sleeps) = (Schedule::default(), "State:\tR (running)\n", "State:\tS (sleeping)\n");
+        let now = schedule(own);
+        assert!(process(before).time(own, sleeps) <= Duration::from_secs(3));
+        assert!(process(now).time(own, sleeps) >= Duration::from_secs(1));
+        assert!(process(now).time(own, runs) < Duration::from_secs(1), "it has hardly run since");
     }
 
     fn control(hard: bool) -> (&'static Control, rustix::fd::OwnedFd) {

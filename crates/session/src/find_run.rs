@@ -73,9 +73,9 @@ fn mapped_by(pid: u32) -> std::io::Result<Option<Inode>> {
     Ok(String::from_utf8_lossy(&maps).lines().find_map(segment_in))
 }
 
-/// Returns whether process `pid` has mapped the segment of a run; `None` if that cannot be seen.
-pub fn has_segment(pid: u32) -> Option<bool> {
-    Some(mapped_by(pid).ok()?.is_some())
+/// Returns whether a process with this text of `maps` has mapped the segment of a run.
+pub fn has_segment(maps: &str) -> bool {
+    maps.lines().any(|line| segment_in(line).is_some())
 }
 
 /// Returns the control segment of the run that process `pid` belongs to, mapped for the life of the
