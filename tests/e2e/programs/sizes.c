@@ -11,7 +11,7 @@
  *                    discards the first K KiB of each MiB, or unmaps them page by page
  *   pageout, cold    madvise
  *   unmap, remap     remap moves the mapping to another multiple of 2M
- *   smaps            prints AnonHugePages of the process
+ *   smaps            prints AnonHugePages of the last mapping
  *   fork             a child goes on; the parent waits and ends with the child's exit code
  *   verify
  * Prints "ok" after each. */
@@ -103,13 +103,27 @@ static void verify(void) {
             }
 }
 
-static long anon_huge_mib(void) {
-    FILE *file = fopen("/proc/self/smaps_rollup", "r");
-    char line[256];
-    long kib = -1;
-    while (file && fgets(line, sizeof line, file)) sscanf(line, "AnonHugePages: %ld", &kib);
-    if (file) fclose(file);
-    return kib / 1024;
+/* Whether one of the units from `from` on begins between the two addresses. */
+static int is_among(int from, uintptr_t low, uintptr_t high) {
+    for (struct unit *unit = units + from; unit < units + count; unit++)
+        if ((uintptr_t)unit->at >= low && (uintptr_t)unit->at < high) return 1;
+    return 0;
+}
+
+/* AnonHugePages of the units from `from` on, in MiB. No huge page lies across two mappings. */
+static long anon_huge_mib(int from) {
+    FILE *file = fopen("/proc/self/smaps", "r");
+    char line[4096];
+    unsigned long low, high;
+    long kib, sum = 0;
+    int counts = 0;
+    if (!file) die("smaps");
+    while (fgets(line, sizeof line, file)) {
+        if (sscanf(line, "%lx-%lx ", &low, &high) == 2) counts = is_among(from, low, high);
+        if (counts && sscanf(line, "AnonHugePages: %ld", &kib) == 1) sum += kib;
+    }
+    fclose(file);
+    return sum / 1024;
 }
 
 int main(void) {
@@ -160,7 +174,7 @@ int main(void) {
             if (mremap(at, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) die("mremap");
             for (int i = first; i < end; i++) units[i].at = to + (i - first) * MIB;
         } else if (!strcmp(name, "smaps")) {
-            printf("huge %ld\n", anon_huge_mib());
+            printf("huge %ld\n", anon_huge_mib(base));
         } else if (!strcmp(name, "fork")) {
             pid_t child = fork();
             if (child < 0) die("fork");
