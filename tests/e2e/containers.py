@@ -21,7 +21,7 @@ CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_S
 ALLOWED_DEVICES = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)]
 DEVICE = Path("/dev/userfaultfd")
 NUMBERS = itertools.count()
-# crun refuses a system with control groups of both versions, so version 2 is unmounted for crun.
+# crun refuses a system with cgroups of both versions, so version 2 is unmounted for crun.
 PURE_GROUPS = ["unshare", "--mount", "sh", "-c", 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"', "sh"]
 LINKS = ("bin", "sbin", "lib", "lib64")
 
@@ -103,7 +103,7 @@ class Container:
 
     def run(self, argv, binds=(), user=0, device="given", device_mode=0o666, capabilities=CAPABILITIES, allowed=(), forbidden=(),
             action="SCMP_ACT_ERRNO", env=None, pids=2048, timeout=60):
-        """Runs a program to its end. `device`: "given", "absent", or "refused" (a node, but not by the control group)."""
+        """Runs a program to its end. `device`: "given", "absent", or "refused" (a node, but not by the cgroup)."""
         filtered = seccomp(self.profile, capabilities, allowed, forbidden, action)
         config = self.config(argv, binds, user, device, device_mode, capabilities, filtered, env or {}, pids)
         (self.folder / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Control groups of version 1 for tests, which are removed when their processes have ended."""
+"""Cgroups of version 1 for tests, which are removed when their processes have ended."""
 import os
 import time
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from conftest import RUNS, Running, clean_env
 
 
 class Group:
-    """A control group, and commands that run in it."""
+    """A cgroup, and commands that run in it."""
 
     def __init__(self, path):
         self.path = path

@@ -10,7 +10,7 @@ from containers import DEVICE, PROFILES, Container
 
 pytestmark = [
     foliomem_only,
-    # They share the control groups of the machine.
+    # They share the cgroups of the machine.
     pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(not DEVICE.exists(), reason="no userfaultfd device"),
@@ -123,12 +123,12 @@ def test_calls_that_are_allowed_are_not_noted(container, user):
 
 CAUSES = {
     "absent": ({"device": "absent"}, 0, "there is no /dev/userfaultfd, although the kernel has it; a filter (seccomp) refuses"),
-    "rules": ({"device": "refused"}, 0, "the control group's device rules refuse /dev/userfaultfd"),
+    "rules": ({"device": "refused"}, 0, "the cgroup's device rules refuse /dev/userfaultfd"),
     "mode": ({"device_mode": 0o600}, 1000, "has mode 0600, user 0 and group 0, which do not let user 1000 open it"),
     "call": ({"device": "absent", "allowed": ("userfaultfd",)}, 0, "userfaultfd(2) needs CAP_SYS_PTRACE"),
     "deadly": ({"device": "absent", "forbidden": ("userfaultfd",), "action": "SCMP_ACT_KILL_PROCESS"}, 0, "kills who calls"),
     "memfd": ({"forbidden": ("memfd_create",)}, 0, "a filter (seccomp) refuses memfd_create"),
-    "pids": ({"pids": 8}, 0, "(pids.max of the control group) -> docker run --pids-limit -1"),
+    "pids": ({"pids": 8}, 0, "(pids.max of the cgroup) -> docker run --pids-limit -1"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Limits that follow the memory groups (cgroups) around a run, in real groups of the kernel."""
+"""Limits that follow the cgroups around a run, in real cgroups."""
 import json
 import os
 import time
@@ -11,7 +11,7 @@ from groups import Group, can_make_groups, new_group
 V1 = Path("/sys/fs/cgroup/memory")
 
 
-pytestmark = [foliomem_only, alone, pytest.mark.skipif(not can_make_groups(V1), reason="no right to make memory groups")]
+pytestmark = [foliomem_only, alone, pytest.mark.skipif(not can_make_groups(V1), reason="no right to make cgroups")]
 
 
 class MemoryGroup(Group):
@@ -45,7 +45,7 @@ def test_a_share_is_one_of_the_lowest_limit_of_all_groups_around(group):
 
 def test_a_limit_above_that_of_a_group_is_said(group):
     got = group.limit(256).start([*run("--limit", "512M"), "true"]).finish().ok()
-    assert "above the 256 MiB of the memory group" in got.err and "--limit container" in got.err, got.err
+    assert "above the 256 MiB of the cgroup" in got.err and "--limit container" in got.err, got.err
 
 
 def test_a_limit_above_all_memory_is_said():
@@ -108,7 +108,7 @@ def test_where_no_group_has_a_limit_one_must_be_given(group):
     got = group.start([*run(), "true"]).finish()
     assert got.code == 2 and "no limit given" in got.err, got.err
     got = group.start([*run("--limit", "container"), "true"]).finish()
-    assert got.code == 125 and "no memory group" in got.err, got.err
+    assert got.code == 125 and "no cgroup" in got.err, got.err
 
 
 RANDOM = "import os, time\nparts = [os.urandom(1 << 20) for _ in range(160)]\nprint('intact')"

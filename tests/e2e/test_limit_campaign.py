@@ -1,4 +1,4 @@
-"""The campaign of growing programs in memory control groups (`foliomem bench limit`): a few runs here, 1,000 in `make soak`."""
+"""The campaign of growing programs in memory cgroups (`foliomem bench limit`): a few runs here, 1,000 in `make soak`."""
 import json
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from conftest import PYTHON, alone, cli, foliomem_only, soak_only
 
 GROUPS = [Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/cgroup.subtree_control")]
 has_groups = os.geteuid() == 0 and any(path.exists() for path in GROUPS)
-pytestmark = [foliomem_only, alone, pytest.mark.skipif(not has_groups, reason="needs root and memory control groups")]
+pytestmark = [foliomem_only, alone, pytest.mark.skipif(not has_groups, reason="needs root and memory cgroups")]
 
 
 def campaign(programs, runs, margin=50, groups="128,256"):

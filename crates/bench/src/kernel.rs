@@ -2,7 +2,7 @@
 //! group.
 //!
 //! Every change is recorded in an [`Undo`] before it is made. The device is the first unused zram
-//! device, or a new one. The control group is of version 1 or 2, as found. *Not* changed: the
+//! device, or a new one. The cgroup is of version 1 or 2, as found. *Not* changed: the
 //! machine's other swap devices (this one has the highest priority), swappiness, and khugepaged.
 
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ impl KernelSwap {
         &self.mm_stat
     }
 
-    /// Creates a control group that limits memory, without swap, to `limit` bytes. Returns `None`
+    /// Creates a cgroup that limits memory, without swap, to `limit` bytes. Returns `None`
     /// if no memory controller is usable here.
     ///
     /// # Errors
@@ -164,7 +164,7 @@ pub fn in_group<T>(
     Ok(Some((measured, total)))
 }
 
-/// A maker of memory control groups. They are removed when it is dropped, and when this process
+/// A maker of memory cgroups. They are removed when it is dropped, and when this process
 /// dies.
 #[derive(Debug)]
 pub struct GroupMaker {
@@ -204,7 +204,7 @@ impl GroupMaker {
     }
 }
 
-/// A memory control group. Its maker removes it.
+/// A memory cgroup. Its maker removes it.
 #[derive(Debug, Clone)]
 pub struct Group {
     dir: PathBuf,
@@ -297,7 +297,7 @@ fn make_group(root: &Root, number: u32, limit: u64, undo: &mut Undo) -> Result<O
     Ok(Some(Group { dir, files }))
 }
 
-/// Returns directory and files of a memory control group, for the version found.
+/// Returns directory and files of a memory cgroup, for the version found.
 fn group_files(root: &Root, name: &str) -> Option<(PathBuf, &'static GroupFiles)> {
     let v1 = root.path("sys/fs/cgroup/memory");
     if v1.join("memory.limit_in_bytes").is_file() || v1.join("memory.usage_in_bytes").is_file() {

@@ -1,6 +1,6 @@
 //! Measures how far programs that allocate and fill memory at full speed exceed a fixed limit.
 //!
-//! Each run is in a memory control group of its own. The run's limit is the group's limit less a
+//! Each run is in a memory cgroup of its own. The run's limit is the group's limit less a
 //! margin, or the limit that foliomem chooses (`--limit container`). The program needs about twice
 //! the limit. Every 10 ms a [`sampler`](Group::anonymous) reads the tree's memory from outside:
 //! anonymous memory, which includes the agent's store and tables, and shared memory. The group
@@ -233,7 +233,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, 
             Row { program, margin_percent, runs: 0, killed: 0, peak_over_limit_percent_max: 0.0, seconds: 0.0 };
         for (number, mib) in sizes.iter().cycle().take(if sizes.is_empty() { 0 } else { options.runs }).enumerate() {
             let Some(group) = groups.make(mib * MIB)? else {
-                report.skipped.push("no memory control group can be made here: needs root".to_owned());
+                report.skipped.push("no memory cgroup can be made here: needs root".to_owned());
                 return Ok(report);
             };
             let others = if (number / sizes.len()).is_multiple_of(2) { Others::Idle } else { Others::Busy };

@@ -80,10 +80,10 @@ impl Program {
 pub enum Setting {
     /// No limit, the machine as found.
     None,
-    /// A control group with zram swap, single pages only.
+    /// A cgroup with zram swap, single pages only.
     #[serde(rename = "kernel-4k")]
     Kernel4k,
-    /// A control group with zram swap, 64K mTHP.
+    /// A cgroup with zram swap, 64K mTHP.
     #[serde(rename = "kernel-64k")]
     Kernel64k,
     /// foliomem, with the total of the kernel's faster setting as the limit.
@@ -99,7 +99,7 @@ pub struct Row {
     pub program: Program,
     /// The setting of the run.
     pub setting: Setting,
-    /// The limit: the control group's for the kernel, `--limit` for foliomem.
+    /// The limit: the cgroup's for the kernel, `--limit` for foliomem.
     pub limit_mib: Option<f64>,
     /// Peak of the total: anonymous memory (none), group and zram (kernel), foliomem's own count
     /// (foliomem). 0 if a run failed before the peak was known.
@@ -331,7 +331,7 @@ impl<'a> Bench<'a> {
             let mut impossible = Vec::new();
             for &(setting, size_kib) in &settings {
                 let Some(runs) = self.under_kernel(size_kib, group_limit, options.runs)? else {
-                    let why = "needs root, zram, a memory control group and mTHP";
+                    let why = "needs root, zram, a memory cgroup and mTHP";
                     rows.report.skipped.push(format!("{:?} {setting:?}: {why}", self.program));
                     impossible.push(setting);
                     continue;

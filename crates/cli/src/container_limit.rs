@@ -1,4 +1,4 @@
-//! The limit `container`: what the memory groups around a run leave for it.
+//! The limit `container`: what the cgroups around a run leave for it.
 //!
 //! A group's limit covers more than the run's anonymous memory: files that the kernel cannot drop,
 //! kernel memory, shared memory, foliomem itself, and processes that have nothing to do with the
@@ -18,7 +18,7 @@ use foliomem_types::settings::Limit;
 use foliomem_types::size::format_mib;
 use std::time::{Duration, Instant};
 
-/// The limit that follows the memory groups around the run, as a word.
+/// The limit that follows the cgroups around the run, as a word.
 pub const CONTAINER: &str = "container";
 /// Smallest limit in bytes. Below it, the protected minimum of resident pages and the agent's own
 /// memory take most of the limit.
@@ -32,7 +32,7 @@ const FIXED_MARGIN_BYTES: u64 = 4 << 20;
 /// by 1/2^8 of the limit.
 const INTERVAL: Duration = Duration::from_millis(250);
 const CHANGE_SHIFT: u32 = 8;
-/// The memory that the memory groups around this process allow.
+/// The memory that the cgroups around this process allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Container {
     /// The lowest limit of them, in bytes.
@@ -75,7 +75,7 @@ fn left_bytes(group: &MemoryGroup, limit_bytes: u64, taken_bytes: u64) -> u64 {
     limit_bytes.saturating_sub(others_bytes).saturating_sub(margin_bytes)
 }
 
-/// Warns about a limit that is above that of a memory group, or above all memory: it holds nothing
+/// Warns about a limit that is above that of a cgroup, or above all memory: it holds nothing
 /// back.
 pub fn warn_if_above(limit: Limit, machine: Machine, groups: &MemoryGroups) {
     let Limit::Bytes(bytes) = limit else { return };
@@ -86,7 +86,7 @@ pub fn warn_if_above(limit: Limit, machine: Machine, groups: &MemoryGroups) {
     let (limit, ram_bytes) = (format_mib(bytes), ram_bytes());
     match groups.tightest() {
         Some((group, group_bytes)) if group_bytes < bytes => eprintln!(
-            "foliomem: the limit of {limit} is above the {} of the memory group {}: the kernel kills processes of the run \
+            "foliomem: the limit of {limit} is above the {} of the cgroup {}: the kernel kills processes of the run \
              before foliomem has anything to do; use --limit {CONTAINER}",
             format_mib(group_bytes),
             group.name()
@@ -108,7 +108,7 @@ struct Watched {
     usage_bytes: u64,
 }
 
-/// The limit that the memory groups leave for a run, followed as that changes.
+/// The limit that the cgroups leave for a run, followed as that changes.
 #[derive(Debug)]
 pub struct GroupsLimit {
     groups: MemoryGroups,
@@ -147,8 +147,8 @@ impl GroupsLimit {
         if left_bytes < MIN_LIMIT_BYTES && !self.said_full {
             self.said_full = true;
             eprintln!(
-                "foliomem: the memory group leaves {} for the run, and {} are needed: files in use, kernel memory and \
-                 other processes take the rest; raise the group's limit",
+                "foliomem: the cgroup leaves {} for the run, and {} are needed: files in use, kernel memory and \
+                 other processes take the rest; raise the cgroup's limit",
                 format_mib(left_bytes),
                 format_mib(MIN_LIMIT_BYTES)
             );

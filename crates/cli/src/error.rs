@@ -135,10 +135,10 @@ pub enum BadValue {
         /// A suggestion, if there is one.
         meant: String,
     },
-    /// No memory group has a limit.
-    #[error("no memory group around this process has a limit: use a size, such as 512M")]
+    /// No cgroup has a limit.
+    #[error("no cgroup around this process has a limit: use a size, such as 512M")]
     NoContainer,
-    /// A run follows its memory groups only from its start.
+    /// A run follows its cgroups only from its start.
     #[error("container is a limit for the start of a run: use a size, such as 512M, or need/2")]
     ContainerByHand,
     /// The value is not a share of the need.

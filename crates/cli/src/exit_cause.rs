@@ -1,5 +1,5 @@
 //! Why a run was killed. Exit code 137 can mean a hard limit, the kernel's OOM killer, or a signal
-//! from outside; the counters of the memory group tell which.
+//! from outside; the counters of the cgroup tell which.
 //!
 //! The message line also names the largest processes. They are noted while the run takes nearly as
 //! much as it ever did, because afterwards they are gone.
@@ -31,8 +31,8 @@ impl OomKills {
         OomKills { groups, before }
     }
 
-    /// Returns how many processes of the run's memory group the kernel has killed. Where the group
-    /// has no counter, those of the machine count.
+    /// Returns how many processes of the run's cgroup the kernel has killed. Where the cgroup has
+    /// no counter, those of the machine count.
     pub fn get(&self) -> u64 {
         kills(&self.groups).saturating_sub(self.before)
     }
@@ -40,9 +40,7 @@ impl OomKills {
     /// Returns which memory was short.
     fn shortage(&self) -> String {
         match self.groups.tightest() {
-            Some((group, bytes)) => {
-                format!("the memory group {} reached its limit of {}", group.name(), format_mib(bytes))
-            }
+            Some((group, bytes)) => format!("the cgroup {} reached its limit of {}", group.name(), format_mib(bytes)),
             None => "the machine ran out of memory".to_owned(),
         }
     }

@@ -1,5 +1,5 @@
 //! Changes the limit of a run while it goes on: to what `foliomem ctl PID limit` wants, else to
-//! what the memory groups leave.
+//! what the cgroups leave.
 //!
 //! A limit is lowered in steps, each a little below the memory that the run takes. Otherwise a
 //! message would say that the run exceeds a limit that was just lowered, and a hard limit would

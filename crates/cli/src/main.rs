@@ -4,7 +4,7 @@
 //! - `settings` declares all settings with `knob`, and resolves them from the command line, the
 //!   environment and the configuration file;
 //! - `checks` finds out what this machine allows, `remedy` says how to mend what it does not;
-//! - `memory_groups` finds the memory groups around this process, `container_limit` what they leave
+//! - `memory_groups` finds the cgroups around this process, `container_limit` what they leave
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `idle` has its idle processes compressed, `report` prints the

@@ -1,4 +1,4 @@
-//! The memory groups (memory cgroups) that hold this process: its own and the ancestors.
+//! The memory cgroups that hold this process: its own and the ancestors.
 //!
 //! `/proc/self/cgroup` names the group of each hierarchy, `/proc/self/mountinfo` says where a
 //! hierarchy is mounted, and from which group on. Version 1, version 2 and both side by side are
@@ -29,7 +29,7 @@ pub enum Version {
     V2,
 }
 
-/// One memory group.
+/// One cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryGroup {
     version: Version,
@@ -123,7 +123,7 @@ impl MemoryGroup {
     }
 }
 
-/// The memory groups of this process, from its own on upwards.
+/// The cgroups of this process, from its own on upwards.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryGroups {
     groups: Vec<MemoryGroup>,
@@ -162,7 +162,7 @@ impl MemoryGroups {
     }
 }
 
-/// Returns the version and the path of the memory group that a line of `/proc/self/cgroup` names.
+/// Returns the version and the path of the cgroup that a line of `/proc/self/cgroup` names.
 fn hierarchy(line: &str) -> Option<(Version, &str)> {
     let mut fields = line.splitn(3, ':');
     let (_number, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
@@ -172,7 +172,7 @@ fn hierarchy(line: &str) -> Option<(Version, &str)> {
     }
 }
 
-/// A mounted hierarchy that may have memory groups.
+/// A mounted hierarchy that may have cgroups.
 #[derive(PartialEq, Eq, Debug)]
 struct Mount {
     version: Version,

@@ -31,7 +31,7 @@ pub enum Cause {
     DeviceAbsent(Option<u32>),
     /// The permissions of the device do not allow it.
     DeviceMode,
-    /// The control group does not allow the device.
+    /// The cgroup does not allow the device.
     DeviceRules,
     /// Devices of the file system cannot be opened.
     DeviceNodev,
@@ -45,7 +45,7 @@ pub enum Cause {
     OpenFiles,
     /// RLIMIT_NPROC.
     Processes,
-    /// The control group has too few processes.
+    /// The cgroup has too few processes.
     GroupProcesses,
     /// RLIMIT_AS.
     AddressSpace,
@@ -135,7 +135,7 @@ impl Place {
                 Place::Docker | Place::Podman => format!("{} --pids-limit -1", self.run()),
                 Place::Kubernetes => "podPidsLimit: -1 in the kubelet's configuration".to_owned(),
                 Place::Systemd => "TasksMax=infinity".to_owned(),
-                Place::Host => "raise pids.max of the control group, which /proc/self/cgroup names".to_owned(),
+                Place::Host => "raise pids.max of the cgroup, which /proc/self/cgroup names".to_owned(),
             },
             Cause::Other(line) => (*line).to_owned(),
             Cause::OpenFiles => self.resource("nofile", "1024", "NOFILE", "n"),
@@ -189,7 +189,7 @@ impl Place {
                 "sudo foliomem setup; sudo usermod -aG foliomem $USER; then log in again".to_owned()
             }
             (Place::Host, Cause::DeviceRules) => {
-                "allow the device in the control group, or start foliomem outside of it".to_owned()
+                "allow the device in the cgroup, or start foliomem outside of it".to_owned()
             }
             (Place::Host, Cause::DeviceNodev) => "mount -o remount,dev /dev".to_owned(),
             (Place::Host, Cause::DeviceAbsent(Some(minor))) => {

@@ -34,13 +34,13 @@ const MIN_IDLE: Duration = Duration::from_secs(1);
 knobs! {
     /// Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the
     /// container's memory), at least 16M; or need/2: half of their peak need so far, as if
-    /// uncompressed, and at least 64M; or container: what the memory groups around the run leave
-    /// for it, followed as that changes. [default of `run`: container, if there is such a group; of
+    /// uncompressed, and at least 64M; or container: what the cgroups around the run leave for it,
+    /// followed as that changes. [default of `run`: container, if there is such a cgroup; of
     /// `record`: need/2]
     limit: Option<Limit> = Knob {
         form: Form::Size("SIZE"),
         values: "`512M`, `2G`, `25%`, `need/2` to `need/16`, `container`; at least 16M",
-        unset: Unset::Is("`container` in a memory group with a limit, else must be given; with `--idle` the machine's memory; `record`: `need/2`", || None),
+        unset: Unset::Is("`container` in a cgroup with a limit, else must be given; with `--idle` the machine's memory; `record`: `need/2`", || None),
         read: |text, machine| parse_limit(text, machine).map(Some),
         show: |limit| limit.map(|limit| format_limit(limit).into()),
         configure: |limit, configuration| {
@@ -331,7 +331,7 @@ impl Settings {
     /// Returns the configuration that the agents of the run read from the control segment.
     ///
     /// # Errors
-    /// Fails if there is no limit, no memory group has one, and no idle process is compressed.
+    /// Fails if there is no limit, no cgroup has one, and no idle process is compressed.
     pub fn configuration(&self, recording: Recording, machine: Machine) -> Result<Configuration, CliError> {
         const HALF: NonZeroU32 = NonZeroU32::new(2).unwrap();
         let limit = match (self.limit.value, recording) {
@@ -592,7 +592,7 @@ mod tests {
         assert_eq!(limit(Some("50%"), Recording::Off, IN_GROUP).unwrap(), Limit::Bytes(1 << 27));
         assert_eq!(format_limit(limit(None, Recording::On, IN_GROUP).unwrap()), "need/2");
         let refused = limit(Some("container"), Recording::Off, MACHINE).unwrap_err().to_string();
-        assert!(refused.contains("no memory group"), "{refused}");
+        assert!(refused.contains("no cgroup"), "{refused}");
     }
 
     #[test]

@@ -102,8 +102,8 @@ impl Program<'_> {
     }
 }
 
-/// Runs `program` to its end in the memory groups `groups`, and records it if there is a recorder.
-/// Returns the exit code.
+/// Runs `program` to its end in `groups`, and records it if there is a recorder. Returns the exit
+/// code.
 pub fn run(
     settings: &Settings,
     configuration: &Configuration,

@@ -157,7 +157,7 @@ impl Need {
 pub enum Remedy {
     /// With `ctl`, and the pid of the supervisor.
     Ctl(u32),
-    /// By the limit of a memory group, which the run follows.
+    /// By the limit of a cgroup, which the run follows.
     Group,
 }
 
@@ -173,7 +173,7 @@ pub fn onset(share: f64, need: Need, remedy: Remedy) -> String {
     let Some(bytes) = need.sufficient_bytes() else { return line };
     let remedy = match remedy {
         Remedy::Ctl(pid) => format!("foliomem ctl {pid} limit {}M", bytes >> 20),
-        Remedy::Group => "raise the limit of the memory group".to_owned(),
+        Remedy::Group => "raise the limit of the cgroup".to_owned(),
     };
     format!("{line}; {}: {remedy}", sufficient(bytes))
 }
@@ -291,7 +291,7 @@ mod tests {
             "thrashing: the program has waited for memory 81% of the last 3 s; it needs 197 MiB so far, and its limit is \
              64 MiB; nothing would be swapped out in a limit of 222 MiB: foliomem ctl 12 limit 222M"
         );
-        assert!(onset(0.6, need, Remedy::Group).ends_with(": raise the limit of the memory group"));
+        assert!(onset(0.6, need, Remedy::Group).ends_with(": raise the limit of the cgroup"));
         let roomy = Need { limit_bytes: 1 << 30, ..need };
         assert!(onset(0.6, roomy, Remedy::Ctl(12)).ends_with("it needs 197 MiB so far, and its limit is 1024 MiB"));
         let stall = MemoryStall { stall_ns: 34_000_000_000, thrashing: 0 };

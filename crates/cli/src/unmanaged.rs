@@ -1,7 +1,7 @@
 //! Counts the memory of processes of a run that have no agent, and reports that memory.
 //!
 //! - A child can escape the agent: it is static, its parent cleared its environment, or its root
-//!   directory or process namespace has neither agent nor control segment. The supervisor counts
+//!   directory or pid namespace has neither agent nor control segment. The supervisor counts
 //!   the child's memory from outside and adds it to the tree's. Managed processes then give way,
 //!   and a hard limit applies to the child, too.
 //! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC. A warning names
@@ -135,7 +135,7 @@ impl Census {
         (!named.is_empty()).then(|| {
             format!(
                 "foliomem: without the agent ran, counted but not compressed: {}{rest} (static, or \
-                 started with another environment, root directory or process namespace)",
+                 started with another environment, root directory or pid namespace)",
                 named.join(", ")
             )
         })

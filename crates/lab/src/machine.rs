@@ -50,7 +50,7 @@ pub enum Store {
     Lz4,
     /// Inside the limit, with the sizes of zstd.
     Zstd,
-    /// Outside the limit: zram with lz4, which no memory control group pays for.
+    /// Outside the limit: zram with lz4, which no memory cgroup pays for.
     Outside,
     /// Outside the limit, and not compressed.
     RamDisk,

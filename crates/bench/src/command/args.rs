@@ -29,8 +29,8 @@ pub enum BenchCommand {
     /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at an
     /// equal total.
     Access(BenchAccessArgs),
-    /// Growing programs in memory control groups: how far they exceed a fixed limit, and how many
-    /// the kernel kills. Needs root and a C compiler.
+    /// Growing programs in memory cgroups: how far they exceed a fixed limit, and how many the
+    /// kernel kills. Needs root and a C compiler.
     Limit(BenchLimitArgs),
     /// Compare the slowdown that `foliomem advise` predicts with that of real programs.
     Advise(BenchAdviseArgs),
@@ -170,14 +170,14 @@ pub struct BenchLimitArgs {
     /// Only these: small-blocks, large-blocks, array, forks, inline, lazy, numpy, java.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Runs of each program. Every group has its turn, first idle, then with all CPUs busy.
+    /// Runs of each program. Every cgroup has its turn, first idle, then with all CPUs busy.
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub runs: usize,
-    /// How far foliomem's limit is below the group's, in per cent, or "container": as far as
+    /// How far foliomem's limit is below the cgroup's, in per cent, or "container": as far as
     /// foliomem finds necessary (`--limit container`).
     #[arg(long, value_name = "PERCENT", default_value = "10")]
     pub margin: foliomem_bench::limit::Margin,
-    /// Limits of the groups in MiB, 64 to 65536.
+    /// Limits of the cgroups in MiB, 64 to 65536.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::limit::GROUPS_MIB,
           value_parser = clap::value_parser!(u64).range(64..=65536))]
     pub groups: Vec<u64>,

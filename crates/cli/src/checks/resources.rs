@@ -1,4 +1,4 @@
-//! Limits of the process and of its control group, and `/proc`.
+//! Limits of the process and of its cgroup, and `/proc`.
 
 use crate::checks::{Amount, Finding, is_nested};
 use crate::remedy::Cause;
@@ -96,7 +96,7 @@ pub fn processes(amount: Amount, by: By) -> Finding {
         Some(_) => Cause::Filter("clone"),
     };
     let which = match cause {
-        Cause::GroupProcesses => " (pids.max of the control group)",
+        Cause::GroupProcesses => " (pids.max of the cgroup)",
         Cause::Processes => " (ulimit -u)",
         _ => "",
     };

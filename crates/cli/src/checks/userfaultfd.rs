@@ -149,7 +149,7 @@ fn device(ways: &Ways, surroundings: &Surroundings) -> (Cause, String) {
             (Cause::Filter("ioctl"), format!("{DEVICE} opens, but does not answer: {}", ErrnoText(errno)))
         }
         Errno::MFILE | Errno::NFILE => (Cause::OpenFiles, format!("{DEVICE} does not open: {}", ErrnoText(errno))),
-        Errno::PERM => (Cause::DeviceRules, format!("the control group's device rules refuse {DEVICE}")),
+        Errno::PERM => (Cause::DeviceRules, format!("the cgroup's device rules refuse {DEVICE}")),
         Errno::ACCESS if node.is_on_nodev => {
             (Cause::DeviceNodev, format!("{DEVICE} lies on a file system that is mounted with nodev"))
         }
@@ -268,7 +268,7 @@ mod tests {
         for (step, here, part) in [
             (Step::Failed(Errno::NOENT), &here, "there is no /dev/userfaultfd, although the kernel has it"),
             (denied, &here, "has mode 0600, user 0 and group 0, which do not let user 1000 open it"),
-            (PERM, &here, "the control group's device rules refuse /dev/userfaultfd"),
+            (PERM, &here, "the cgroup's device rules refuse /dev/userfaultfd"),
             (denied, &nodev, "mounted with nodev"),
             (denied, &open_to_all, "SELinux, or another security module, refuses"),
             (Step::Failed(Errno::NXIO), &other, "is something else"),
