@@ -111,7 +111,7 @@ def test_a_call_that_is_forbidden_is_named_and_done_without(container, user, cal
 @pytest.mark.parametrize("call", ["pidfd_open", *(pytest.param(name, marks=soak_only) for name in ("pidfd_getfd", "kcmp", "futex_waitv"))])
 def test_a_call_that_kills_is_named_before_the_program_starts(container, call):
     got = python(container, FORKS, forbidden=(call,), action="SCMP_ACT_KILL_PROCESS")
-    assert got.code == 125 and f"a filter (seccomp) kills who calls {call}" in got.err, got.err
+    assert got.code == 125 and f"a filter (seccomp) kills callers of {call}" in got.err, got.err
 
 
 @pytest.mark.parametrize("user", [ROOT, USER])
@@ -126,7 +126,7 @@ CAUSES = {
     "rules": ({"device": "refused"}, 0, "the cgroup's device rules refuse /dev/userfaultfd"),
     "mode": ({"device_mode": 0o600}, 1000, "has mode 0600, user 0 and group 0, which do not let user 1000 open it"),
     "call": ({"device": "absent", "allowed": ("userfaultfd",)}, 0, "userfaultfd(2) needs CAP_SYS_PTRACE"),
-    "deadly": ({"device": "absent", "forbidden": ("userfaultfd",), "action": "SCMP_ACT_KILL_PROCESS"}, 0, "kills who calls"),
+    "deadly": ({"device": "absent", "forbidden": ("userfaultfd",), "action": "SCMP_ACT_KILL_PROCESS"}, 0, "kills callers of"),
     "memfd": ({"forbidden": ("memfd_create",)}, 0, "a filter (seccomp) refuses memfd_create"),
     "pids": ({"pids": 8}, 0, "(pids.max of the cgroup) -> docker run --pids-limit -1"),
 }

@@ -240,7 +240,7 @@ def test_a_block_device(device, tmp_path):
 
 
 def test_a_device_is_written_with_io_uring_whatever_the_program_filters(device):
-    """A filter for all threads that kills who calls it does not concern the companion."""
+    """A filter for all threads that kills its callers does not concern the companion."""
     got = foliomem([PYTHON, "-c", RANDOM, 128], "48M", options=["--swap", device], timeout=100).ok()
     bd = got.stats["bd_stat"]
     allowed = b"ok      io_uring" in cli("doctor").out

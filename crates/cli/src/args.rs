@@ -164,8 +164,7 @@ pub enum CtlCommand {
         /// Print all that `run --stats` writes, and what is true at the moment, as JSON.
         #[arg(long)]
         json: bool,
-        /// Print it again each time that so many seconds have passed, one line of JSON each, until
-        /// the run ends.
+        /// Print it again every SECONDS seconds, one line of JSON each, until the run ends.
         #[arg(long, value_name = "SECONDS", requires = "json", value_parser = interval)]
         every: Option<Duration>,
     },

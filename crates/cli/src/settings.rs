@@ -101,9 +101,9 @@ knobs! {
         show: |swap| swap.as_ref().map(|swap| swap.to_string().into()),
         configure: |_, _| {},
     };
-    /// Compress a process as a whole once it has used no CPU for so long: 30s, 5m. It returns as it
-    /// is used again. Without --limit, only that is compressed, and the limit is the memory of the
-    /// machine or the container. [default: not]
+    /// Compress all memory of a process that has used no CPU for this long: 30s, 5m. The memory
+    /// comes back as it is used. Without --limit, only idle processes are compressed, and the limit
+    /// is the memory of the machine or the container. [default: not]
     idle: Option<Duration> = Knob {
         form: Form::Value("TIME"),
         values: "`30s`, `5m`, `1h`; at least 1s",
@@ -228,7 +228,7 @@ pub fn parse_limit(text: &str, machine: &Machine) -> Result<Limit, BadValue> {
         if bytes >= MIN_LIMIT_BYTES {
             return Ok(Limit::Bytes(bytes));
         }
-        // People who write a number alone mean mebibytes.
+        // A user who writes a number alone means mebibytes.
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
         let is_meant = is_number && (MIN_LIMIT_BYTES >> 20..=machine.memory_bytes >> 20).contains(&bytes);
         let meant = if is_meant { format!(": did you mean {text}M?") } else { String::new() };

@@ -24,7 +24,7 @@ fn refused(call: Call, fate: Fate) -> String {
     let name = call.name();
     match fate {
         Fate::Passes => format!("{name} works"),
-        Fate::Deadly => format!("a filter (seccomp) kills who calls {name}"),
+        Fate::Deadly => format!("a filter (seccomp) kills callers of {name}"),
         Fate::Absent if !steps::is_filtered() => format!("the kernel has no {name}"),
         Fate::Absent | Fate::Refused(_) if steps::is_filtered() => format!("a filter (seccomp) refuses {name}"),
         Fate::Absent => format!("{name} does not exist"),
@@ -32,7 +32,7 @@ fn refused(call: Call, fate: Fate) -> String {
     }
 }
 
-/// How forks are managed where the C library cannot be patched.
+/// Checks whether forks can be managed where the C library cannot be patched.
 pub fn fork(by: By) -> Finding {
     const WHAT: &str = "fork";
     match calls::probe(Call::SyscallUserDispatch, by) {
@@ -48,8 +48,8 @@ pub fn fork(by: By) -> Finding {
     }
 }
 
-/// Whether a process can take another one's descriptor: Yama allows it to ancestors only, or to
-/// nobody. A run does without, unless a filter kills the process that tries.
+/// Checks whether a process can take another one's descriptor: Yama allows it to ancestors only, or
+/// to nobody. A run does without, unless a filter kills the process that tries.
 pub fn descriptors(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "pidfd_getfd";
     const EFFECT: &str = "forks hand descriptors over by a socket, which is slower";
@@ -89,7 +89,8 @@ fn forbidden_by(scope: &str, errno: Errno) -> String {
     }
 }
 
-/// How a companion learns that nobody uses the program's memory any more.
+/// Checks whether a companion can compare the memory of processes, to learn that no process uses
+/// the program's memory any more.
 pub fn memory_users(by: By) -> Finding {
     const WHAT: &str = "kcmp";
     match calls::probe(Call::Kcmp, by) {
@@ -103,7 +104,8 @@ pub fn memory_users(by: By) -> Finding {
     }
 }
 
-/// Calls that the agent, or the C library, can do without, unless a filter kills the caller.
+/// Checks the calls that the agent, or the C library, can do without, unless a filter kills the
+/// caller.
 pub fn others(by: By) -> Finding {
     const WHAT: &str = "system calls";
     let effect = |call, fate| match (call, fate) {
@@ -131,7 +133,7 @@ pub fn others(by: By) -> Finding {
     if is_deadly { Finding::missing(WHAT, found, cause) } else { Finding::drawback(WHAT, found, cause) }
 }
 
-/// Whether io_uring works: it writes to a block device that serves as the swap file.
+/// Checks whether io_uring works: it writes to a block device that serves as the swap file.
 pub fn io_uring(by: By) -> Finding {
     const WHAT: &str = "io_uring";
     let effect = "a swap device is written with pwrite(2), and nothing compresses meanwhile";

@@ -23,13 +23,14 @@ const GOOD_PROCESSES: u32 = 64;
 /// Address space for the agent's heap and stacks, in bytes.
 const AGENT_BYTES: usize = 160 << 20;
 
-/// Says that a check could not be made: a check needs a child process.
+/// Returns the finding of a check whose child process could not be started.
 pub fn no_child(what: &'static str, errno: Errno) -> Finding {
     let found = format!("cannot be checked, as no process can be started: {}", ErrnoText(errno));
     Finding::missing(what, found, processes_cause(MIN_PROCESSES))
 }
 
-/// What agents read below `/proc`. They do without the descriptors of other processes.
+/// Checks the files below `/proc` that agents read. Agents can do without the descriptors of other
+/// processes.
 pub fn proc(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "/proc";
     let proc = match probes::probe_proc(by) {
@@ -58,10 +59,10 @@ pub fn proc(amount: Amount, by: By) -> Finding {
 
 fn reason(step: Step) -> String {
     step.errno()
-        .map_or_else(|| ": a filter (seccomp) kills who tries".to_owned(), |errno| format!(": {}", ErrnoText(errno)))
+        .map_or_else(|| ": a filter (seccomp) kills the process".to_owned(), |errno| format!(": {}", ErrnoText(errno)))
 }
 
-/// How many descriptors a process may have.
+/// Checks how many descriptors a process can open.
 pub fn open_files(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "open files";
     let wanted = match amount {
@@ -78,7 +79,7 @@ pub fn open_files(amount: Amount, by: By) -> Finding {
     if count < MIN_DESCRIPTORS { Finding::missing(WHAT, found, cause) } else { Finding::drawback(WHAT, found, cause) }
 }
 
-/// How many processes there may be.
+/// Checks how many processes can be started.
 pub fn processes(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "processes";
     let wanted = match amount {
@@ -188,7 +189,7 @@ fn address_cause() -> Cause {
     }
 }
 
-/// Whether address space is charged as memory.
+/// Checks whether address space is charged as memory.
 pub fn overcommit() -> Finding {
     const STRICT: &str = "2";
     let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
@@ -200,7 +201,7 @@ pub fn overcommit() -> Finding {
     }
 }
 
-/// How many mappings a process may have.
+/// Checks how many mappings a process may have.
 pub fn mappings() -> Finding {
     const DEFAULT: u64 = 65530;
     let most = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default().trim().parse().unwrap_or(DEFAULT);
@@ -212,7 +213,8 @@ pub fn mappings() -> Finding {
     }
 }
 
-/// A fork locks two pages of the forking thread for a moment.
+/// Checks how much memory a process may lock: a fork locks two pages of the forking thread for a
+/// moment.
 pub fn locked_memory() -> Finding {
     const WHAT: &str = "locked memory";
     match getrlimit(Resource::Memlock).current {

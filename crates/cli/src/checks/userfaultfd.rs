@@ -136,7 +136,7 @@ fn device(ways: &Ways, surroundings: &Surroundings) -> (Cause, String) {
     let absent = Cause::DeviceAbsent(surroundings.driver);
     let errno = match (ways.device, ways.device_answer) {
         (Step::Failed(errno), _) | (_, Step::Failed(errno)) => errno,
-        _ => return (Cause::Filter("ioctl"), format!("a filter (seccomp) kills who uses {DEVICE}")),
+        _ => return (Cause::Filter("ioctl"), format!("a filter (seccomp) kills processes that use {DEVICE}")),
     };
     let Some(node) = surroundings.node.filter(|_| errno != Errno::NOENT) else {
         let kernel = if surroundings.driver.is_some() { ", although the kernel has it" } else { "" };
@@ -187,7 +187,7 @@ fn refused_by_mode(node: &Node, surroundings: &Surroundings) -> String {
 /// Says why the system call cannot be used.
 fn call(ways: &Ways, surroundings: &Surroundings) -> String {
     match (ways.call, ways.call_for_user_mode) {
-        (Step::Killed, _) | (_, Step::Killed) => "a filter (seccomp) kills who calls userfaultfd(2)".to_owned(),
+        (Step::Killed, _) | (_, Step::Killed) => "a filter (seccomp) kills callers of userfaultfd(2)".to_owned(),
         (_, Step::Failed(_)) if surroundings.is_filtered => "a filter (seccomp) refuses userfaultfd(2)".to_owned(),
         (Step::Failed(Errno::PERM), _) if surroundings.is_nested && surroundings.has_capability => {
             "userfaultfd(2) needs CAP_SYS_PTRACE outside of this user namespace, whose own does not count".to_owned()
@@ -290,7 +290,7 @@ mod tests {
             (&ways, &here, "needs CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1"),
             (&ways, &nested, "outside of this user namespace"),
             (&filter, &filtered, "a filter (seccomp) refuses userfaultfd(2)"),
-            (&deadly, &filtered, "a filter (seccomp) kills who calls userfaultfd(2)"),
+            (&deadly, &filtered, "a filter (seccomp) kills callers of userfaultfd(2)"),
         ] {
             let said = said(ways, here);
             assert!(said.contains(part) && said.contains("--device /dev/userfaultfd"), "{said}");
