@@ -351,7 +351,7 @@ impl Budget {
 
     /// Sets the number of resident pages that count for other processes, in proportion to their
     /// sharers. The kernel began to count them at `known_ns`, after `at_faults`
-    /// [minor faults](Budget::minor_faults): a page that was copied since is shared no more.
+    /// [minor faults](Budget::minor_faults): a page that was copied since is no longer shared.
     pub fn set_shared_pages(&self, pages: i64, at_faults: i64, known_ns: u64) {
         self.shared_at_faults.store(at_faults, Relaxed);
         self.shared_pages.store(pages, Relaxed);

@@ -15,14 +15,14 @@ use std::sync::atomic::Ordering;
 pub(crate) struct OutOfReach {
     /// Pages that could not be unmapped.
     pub(crate) unevictable_pages: i64,
-    /// Pages that the engine neither holds nor knows.
+    /// Pages that the engine does not manage.
     pub(crate) unmanaged_pages: i64,
     /// Resident pages that count for other processes.
     pub(crate) shared_pages: i64,
 }
 
 /// Returns how many pages of a process could not be unmapped. The program may have overwritten the
-/// counters: then the figure is any.
+/// counters: then the result is arbitrary.
 pub(crate) fn unevictable_pages(counters: &Counters) -> i64 {
     let vm = &counters.vm;
     vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get()) as i64

@@ -85,7 +85,7 @@ impl MemoryRequest {
         let _ = self.newest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     }
 
-    /// The request that is not finished, if there is one.
+    /// Returns the request that is not finished, if there is one.
     pub fn pending(&self) -> Option<Pending> {
         let word = self.newest.load(Ordering::Relaxed);
         let number = number_in(word);
@@ -93,20 +93,21 @@ impl MemoryRequest {
         (!is_finished).then(|| Pending { number, wanted: Wanted::decode(word as u32) })
     }
 
-    /// The companion: request `number` and all before it are served.
+    /// Notes that request `number` and all before it are served. Only the companion calls this.
     pub fn finish(&self, number: u32) {
         // Release pairs with the Acquire in `is_finished`: sizes are published.
         self.finished.store(number, Ordering::Release);
     }
 
-    /// Whether request `number` is served, or will not be because the slot has another owner.
+    /// Returns whether request `number` is served, or never will be because the slot has another
+    /// owner.
     pub fn is_finished(&self, number: u32) -> bool {
         // Acquire pairs with the Release in `finish`.
         let finished = self.finished.load(Ordering::Acquire);
         finished.wrapping_sub(number) as i32 >= 0 || number_in(self.newest.load(Ordering::Relaxed)) < number
     }
 
-    /// For the next owner of the slot.
+    /// Forgets all requests, for the next owner of the slot.
     pub(crate) fn clear(&self) {
         self.newest.store(0, Ordering::Relaxed);
         self.finished.store(0, Ordering::Relaxed);

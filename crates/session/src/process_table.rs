@@ -3,8 +3,8 @@
 //! A slot belongs to the address space of the process whose pid it holds. The slot is free when
 //! that process ends, or executes another program, which claims a new slot. The companion marks the
 //! end; if the companion was killed, the kernel marks it ([`foliomem_sys::process_exit_notice`]). A
-//! marked process counts no more. The supervisor, or a process that needs a slot, adds the counters
-//! of ended processes to the totals.
+//! marked process is no longer counted. The supervisor, or a process that needs a slot, adds the
+//! counters of ended processes to the totals.
 //!
 //! The only lock is that of the totals. It names its owner, so that another process can break it if
 //! the owner is killed. No other lock is taken under it.

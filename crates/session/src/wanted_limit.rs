@@ -63,7 +63,7 @@ impl Control {
         }
     }
 
-    /// The supervisor: the limit is `wanted` from now on.
+    /// Notes that the limit is `wanted` from now on. Only the supervisor calls this.
     pub fn note_limit_applied(&self, wanted: WantedLimit) {
         self.header.applied_limit.store(wanted.encode(), Ordering::Relaxed);
     }
@@ -73,20 +73,21 @@ impl Control {
         self.header.applied_limit.load(Ordering::Relaxed) == wanted.encode()
     }
 
-    /// The supervisor: new processes prepare for a limit of `bytes`, too.
+    /// Has new processes prepare for a limit of up to `bytes`. Only the supervisor calls this.
     pub fn raise_max_limit_bytes(&self, bytes: u64) {
         self.header.settings.max_limit_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// The supervisor: the limit follows the need from now on, which is at least the peak so far.
+    /// Lets the limit follow the need from now on. The need is at least the peak so far. Only the
+    /// supervisor calls this.
     pub fn follow_need_from_now(&self, divisor: NonZeroU32) {
         let peak_bytes = self.header.needed_peak_bytes.load(Ordering::Relaxed);
         self.header.need_peak_bytes.fetch_max(peak_bytes, Ordering::Relaxed);
         self.header.settings.need_divisor.store(divisor.get(), Ordering::Relaxed);
     }
 
-    /// The supervisor: the limit does not follow the need any more. An agent that has just read the
-    /// divisor may raise the limit once more.
+    /// Stops the limit from following the need. An agent that has just read the divisor may raise
+    /// the limit once more. Only the supervisor calls this.
     pub fn stop_following_need(&self) {
         self.header.settings.need_divisor.store(0, Ordering::Relaxed);
     }

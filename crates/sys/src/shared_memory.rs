@@ -34,7 +34,7 @@ mod words {
     unsafe impl SharedWords for AtomicU64 {}
     // SAFETY: the struct consists of counters, each of which is an atomic integer.
     unsafe impl SharedWords for Counters {}
-    // SAFETY: the elements are such values, and an array adds no padding.
+    // SAFETY: the elements implement `SharedWords`, and an array adds no padding.
     unsafe impl<T: SharedWords, const N: usize> SharedWords for [T; N] {}
 }
 

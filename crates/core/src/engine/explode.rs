@@ -56,9 +56,9 @@ impl ExplodedPiece {
 
 impl<P: Ports> Engine<P> {
     /// Marks the remaining pages of the piece of `page`, which is swapped out, as being fetched, in
-    /// parts of `order`. Returns `None` if whole folios pay (unless `page` is wanted `alone`), if
-    /// the piece is no larger than `order` or too large, if there is no room for it, or if it was
-    /// moved so that its alignment changed.
+    /// parts of `order`. Returns `None` if fetching whole folios costs less (unless `page` is
+    /// wanted `alone`), if the piece is no larger than `order` or too large, if there is no room
+    /// for it, or if it was moved so that its alignment changed.
     pub(super) fn start_explode(
         &self,
         entries: &mut Entries,

@@ -98,7 +98,8 @@ const TRIES_BEFORE_FALLBACK: u32 = super::backoff::PATIENCE;
 const MAX_PAUSES: u32 = 8;
 /// Maximum pauses if processes share pages, while some of them free memory: a third of a second.
 const MAX_PAUSES_SHARING: u32 = 600;
-/// Maximum reclaims of a fault that freed enough memory, which other processes then took.
+/// Maximum reclaims of a fault that freed enough memory, but lost it to other processes. Further
+/// ones count as failures.
 const MAX_LOST_RECLAIMS: u32 = 256;
 /// Pages that a fault reclaims at a time: room for a few large folios.
 const DIRECT_RECLAIM_PAGES: u64 = 64;

@@ -42,7 +42,8 @@ impl<P: Ports> Engine<P> {
             sync::back_off();
             return Step::LookAgain;
         };
-        // The charge is for the frame, then for the page in the program.
+        // Charges the spare frame. After the frame's release, the charge stands for the page that
+        // was copied into the program.
         self.ports.budget().charge(1);
         self.ports.arena().populate(spare.as_mut());
         let mapped_in = self.copy_in_unmanaged(worker, block, page, &mut spare);

@@ -71,7 +71,7 @@ impl Store {
         live
     }
 
-    /// Checks that every taken slot of a zspage is where its piece says.
+    /// Checks that the piece of every taken slot of a zspage names this slot as its place.
     fn check_slots(&self, zspage: ZspageId, live: &HashMap<PieceId, PieceWord>) {
         let Some(class) = self.zspages.class(zspage) else { return };
         for (slot, id) in self.zspages.check_zspage(zspage) {

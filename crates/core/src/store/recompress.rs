@@ -3,8 +3,8 @@
 //! A *clock hand* goes over all pieces, as users of zram mark idle pages. A piece that the hand
 //! marked and finds again has been idle for at least one pass, because a touched page leaves the
 //! store. Such a piece is pinned, recompressed by the caller and written to a new place. Its word
-//! is switched to that place if no other thread pins it then. Its checksum changes, too: between
-//! the two stores all pins are taken, so that no thread reads the one without the other. A piece
+//! is switched to that place if no other thread pins it then. Its checksum changes, too: all pins
+//! are taken between the two stores, so no thread reads the new word with the old checksum. A piece
 //! that does not shrink by a size class is marked and not tried again.
 
 use super::classes::class_of;
@@ -21,7 +21,7 @@ pub(super) struct ClockHand {
     started_ns: AtomicU64,
 }
 
-/// The error at the end of a pass: there is nothing to do before pieces are older.
+/// The error at the end of a pass: no piece is due before the next pass begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PassOver;
 

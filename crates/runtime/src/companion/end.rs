@@ -25,12 +25,12 @@ pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     leave(runtime, ProcessSlot::mark_ended);
 }
 
-/// Handles a failed activation. If the system has no room for a thread, which the program may well
-/// have caused, the monitor tries again later, and this returns.
+/// Handles a failed activation. If the kernel refuses another thread, often because the program has
+/// too many, this function returns, and the monitor tries again later.
 ///
 /// Otherwise the companion ends. If the kernel refuses what activation needs (the program has
 /// become another user, or filters its system calls), the program goes on without the limit: all
-/// its memory is resident. If not, the program is stopped.
+/// its memory is resident. After any other error the program is stopped.
 pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) {
     let (control, process) = (runtime.context.budget.control(), runtime.companion.program().as_raw_nonzero());
     if error.lacks_threads() && runtime.activation.get().is_none() && !runtime.context.settings.hard {

@@ -2,10 +2,10 @@
 //!
 //! A companion shares the program's memory, so the memory lasts until both have ended. The
 //! program's parent must not notice. When the parent learns that the process has ended, it may
-//! remove its cgroup, write its executable file, unmount a file system that it had mapped,
-//! or count the attachments of a shared segment. So a process that ends itself (`exit_group(2)` by
-//! the C library) asks its companion to end, and waits. Swapped-out memory is lost then, so no code
-//! of the program may run any more: the program has one thread, with all signals blocked.
+//! remove its cgroup, write its executable file, unmount a file system that it had mapped, or count
+//! the attachments of a shared segment. So a process that ends itself (`exit_group(2)` by the C
+//! library) asks its companion to end, and waits. Swapped-out memory is lost then, so no code of
+//! the program may run any more: the program has one thread, with all signals blocked.
 //!
 //! The companion ends by itself, some milliseconds after the program, if a signal ends the program,
 //! if the program has several threads, a system call filter or a debugger, or if another process

@@ -34,8 +34,9 @@ pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
             }
             NoticeKind::ThreadStarted(thread) => {
                 pin_control_block(runtime, &notice.range, thread);
-                // It may have been swapped out before. A creator may be filtered, and might name
-                // addresses where nothing is, so it does not touch the words itself.
+                // The control block may have been swapped out before it was pinned. The creating
+                // thread cannot touch it: the addresses may be unmapped, and a filter may forbid
+                // the thread's system calls. So the monitor maps the pages in.
                 thread_control_block::pages(&notice.range).into_iter().for_each(memory_advice::map_in_page);
                 notice.answer();
             }

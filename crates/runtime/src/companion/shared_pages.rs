@@ -78,7 +78,7 @@ impl SharedPages {
             budget.shares_are_known(at_ns);
             *waiting = Some(measured);
         }
-        // A measurement takes longer the more memory there is: it may take a twentieth of a CPU.
+        // The time of a measurement grows with the memory. The pause limits it to 1/20 of a CPU.
         let pause_ns = (clock::thread_cpu_ns() - began_cpu_ns).saturating_mul(20).max(SHARED_INTERVAL_NS);
         self.due_ns.store(now_ns() + pause_ns * u64::from(crowd), Ordering::Relaxed);
     }

@@ -20,12 +20,12 @@ pub(crate) struct ForkState {
     pub(crate) quiesce: Quiesce,
     /// Closed during a fork. First in the lock order.
     pub(crate) gate: Gate,
-    /// The swap file, during a fork if the child cannot open it.
+    /// Holds the descriptor of the swap file during a fork whose child cannot open the file.
     pub(crate) swap_file: DescriptorHandOver,
-    /// `/proc`, during a fork if the child cannot find it.
+    /// Holds a descriptor of `/proc` during a fork whose child cannot find it.
     pub(crate) proc: DescriptorHandOver,
-    /// The userfaultfd device, during a fork if the child cannot open it, and at the start of the
-    /// first companion.
+    /// Holds a descriptor of the userfaultfd device during a fork whose child cannot open it, and
+    /// at the start of the first companion.
     pub(crate) device: DescriptorHandOver,
     /// The sockets by which the companion lends descriptors that cannot be taken.
     pub(crate) lending: Lending,

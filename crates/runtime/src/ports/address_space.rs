@@ -254,9 +254,9 @@ impl AddressSpace {
     pub fn adopt_range(&self, part: Range<usize>, mapping: Range<usize>) {
         let advice = self.advices.take_for(&self.ranges, &part, &mapping);
         memory_advice::set_forks(&part, Forks::LeaveOut);
-        // All managed memory is left out of forks, so the kernel may now have merged the mapping
-        // with an adjacent one, as it did, or would have done, without the agent. `advice` stays
-        // unchanged: the advice about the adjacent mapping does not hold for this part.
+        // This part now has the flags of all managed memory (`MADV_DONTFORK`). So the kernel may
+        // have merged it with an adjacent managed mapping, as it would without the agent. `advice`
+        // stays unchanged: the advice about the adjacent mapping does not hold for this part.
         let mapping = maps::query(&self.attachment.descriptors().maps, part.start).unwrap_or(mapping);
         self.registered.insert_in(&mapping, part.clone(), RangeAdvice::default());
         self.ranges.insert_in(&mapping, part, advice);

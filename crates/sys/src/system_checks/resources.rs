@@ -87,10 +87,10 @@ pub struct Proc {
 /// Files that each agent opens.
 const FILES: [&str; 4] = ["/proc/self/statm", "/proc/self/smaps_rollup", "/proc/self/maps", "/proc/self/pagemap"];
 
-/// Opens what an agent needs.
+/// Opens the files of `/proc` that an agent needs.
 ///
 /// # Errors
-/// Fails if there can be no child to open it in.
+/// Fails if the child that opens them cannot be started.
 pub fn probe_proc(by: By) -> Result<Proc, Errno> {
     let is_foreign = rustix::fs::statfs("/proc").is_ok_and(|system| system.f_type as u64 != PROC_SUPER_MAGIC);
     let steps: [Step; FILES.len()] = steps::run(by, |steps| {

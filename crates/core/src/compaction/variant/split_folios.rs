@@ -1,6 +1,6 @@
-//! The split-folios variant: "mm/compaction: allow compaction of folios by splitting them"
-//! (2023-11, first patch). Every folio is split and moved page by page, whatever its order. It
-//! needs no run as a target, and leaves no large folio whole.
+//! The split-folios variant: "Enable >0 order folio memory compaction" (2023-11, first patch).
+//! Every folio is split and moved page by page, whatever its order. It needs no run as a target,
+//! and leaves no large folio whole.
 
 use super::Policy;
 use foliomem_types::units::Order;
