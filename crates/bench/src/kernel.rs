@@ -2,8 +2,8 @@
 //! group.
 //!
 //! Every change is recorded in an [`Undo`] before it is made. The device is the first unused zram
-//! device, or a new one. The cgroup is of version 1 or 2, as found. *Not* changed: the
-//! machine's other swap devices (this one has the highest priority), swappiness, and khugepaged.
+//! device, or a new one. The cgroup is of version 1 or 2, as found. *Not* changed: the machine's
+//! other swap devices (this one has the highest priority), swappiness, and khugepaged.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -125,8 +125,8 @@ impl KernelSwap {
         &self.mm_stat
     }
 
-    /// Creates a cgroup that limits memory, without swap, to `limit` bytes. Returns `None`
-    /// if no memory controller is usable here.
+    /// Creates a cgroup that limits memory, without swap, to `limit` bytes. Returns `None` if no
+    /// memory controller is usable here.
     ///
     /// # Errors
     /// Fails if the group cannot be created or refuses the limit.
@@ -164,8 +164,7 @@ pub fn in_group<T>(
     Ok(Some((measured, total)))
 }
 
-/// A maker of memory cgroups. They are removed when it is dropped, and when this process
-/// dies.
+/// A maker of memory cgroups. They are removed when it is dropped, and when this process dies.
 #[derive(Debug)]
 pub struct GroupMaker {
     undo: Undo,

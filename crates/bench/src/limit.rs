@@ -1,8 +1,8 @@
 //! Measures how far programs that allocate and fill memory at full speed exceed a fixed limit.
 //!
-//! Each run is in a memory cgroup of its own. The run's limit is the group's limit less a
-//! margin, or the limit that foliomem chooses (`--limit container`). The program needs about twice
-//! the limit. Every 10 ms a [`sampler`](Group::anonymous) reads the tree's memory from outside:
+//! Each run is in a memory cgroup of its own. The run's limit is the group's limit less a margin,
+//! or the limit that foliomem chooses (`--limit container`). The program needs about twice the
+//! limit. Every 10 ms a [`sampler`](Group::anonymous) reads the tree's memory from outside:
 //! anonymous memory, which includes the agent's store and tables, and shared memory. The group
 //! counts a page that several processes share once, as the sum of proportional set sizes (PSS)
 //! does. Unlike PSS, the group's counters need no walk of the page tables. Such a walk would
@@ -124,10 +124,10 @@ fn python() -> OsString {
     std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into())
 }
 
-/// How far foliomem's limit is below the group's.
+/// How far foliomem's limit is below the cgroup's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Margin {
-    /// By so many per cent of the group's.
+    /// By this percentage of the cgroup's limit.
     Percent(u64),
     /// As far as foliomem finds necessary: `--limit container`.
     Container,

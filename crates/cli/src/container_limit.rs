@@ -75,8 +75,7 @@ fn left_bytes(group: &MemoryGroup, limit_bytes: u64, taken_bytes: u64) -> u64 {
     limit_bytes.saturating_sub(others_bytes).saturating_sub(margin_bytes)
 }
 
-/// Warns about a limit that is above that of a cgroup, or above all memory: it holds nothing
-/// back.
+/// Warns about a limit that is above that of a cgroup, or above all memory: it holds nothing back.
 pub fn warn_if_above(limit: Limit, machine: Machine, groups: &MemoryGroups) {
     let Limit::Bytes(bytes) = limit else { return };
     // Then the groups need not be read again.
@@ -119,7 +118,8 @@ pub struct GroupsLimit {
 }
 
 impl GroupsLimit {
-    /// Creates the limit of these groups, whose first look is due.
+    /// Creates the limit that follows `groups`. The first call of
+    /// [`target_bytes`](GroupsLimit::target_bytes) measures it.
     pub fn new(groups: MemoryGroups) -> GroupsLimit {
         GroupsLimit { groups, watched: Vec::new(), due: Instant::now(), target_bytes: 0, said_full: false }
     }

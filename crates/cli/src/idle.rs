@@ -195,7 +195,7 @@ mod tests {
             verdict
         }
 
-        /// Returns the verdicts of so many seconds.
+        /// Returns the verdicts of the next `seconds`.
         fn seconds(&mut self, seconds: u32, used_us: u64) -> Vec<Verdict> {
             (0..seconds).map(|_| self.second(used_us, true)).filter(|verdict| *verdict != Verdict::Nothing).collect()
         }

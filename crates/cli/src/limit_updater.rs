@@ -19,16 +19,16 @@ const STEP_SHIFT: u32 = 6;
 /// A run that does not follow for this long gets the true limit.
 const MAX_STEPPING: Duration = Duration::from_secs(1);
 
-/// The state of a run that counts as not following a lowered limit.
+/// The kind of run that counts as not following a lowered limit, and gets it without more steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Patience {
-    /// To be above the limit: the kernel kills processes of a group that is full.
+    /// A run above the limit: the kernel kills processes of a full cgroup.
     WhileAbove,
-    /// Not to shrink.
+    /// A run above the limit that does not shrink.
     WhileStuck,
 }
 
-/// A run that takes more than the limit that it is to have.
+/// A run that takes more than its new limit.
 #[derive(Clone, Copy, Debug)]
 struct Above {
     since: Instant,
@@ -111,7 +111,8 @@ impl LimitUpdater {
         }
     }
 
-    /// Returns the limit for a run that takes `taken_bytes` and is to come down to `target_bytes`.
+    /// Returns the next limit on the way down to `target_bytes`, for a run that takes
+    /// `taken_bytes`.
     fn step(&mut self, taken_bytes: u64, target_bytes: u64, patience: Patience) -> u64 {
         if taken_bytes <= target_bytes {
             self.above = None;
@@ -127,8 +128,8 @@ impl LimitUpdater {
     }
 }
 
-/// Returns the limit for a run that takes `taken_bytes`, has not followed for `stuck`, and is to
-/// come down to `target_bytes`.
+/// Returns the next limit on the way down to `target_bytes`, for a run that takes `taken_bytes` and
+/// has not followed for `stuck`.
 fn step_bytes(taken_bytes: u64, target_bytes: u64, stuck: Duration) -> u64 {
     if stuck > MAX_STEPPING { target_bytes } else { target_bytes.max(taken_bytes - (taken_bytes >> STEP_SHIFT)) }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Time between the two samples from which rates are computed. A supervisor samples 20 times in it.
 pub const INTERVAL: Duration = Duration::from_millis(200);
-/// Width of the table, in columns, where no terminal has another.
+/// Width of the table, in columns, if no terminal tells its width.
 const COLUMNS: usize = 80;
 
 /// Prints the list.

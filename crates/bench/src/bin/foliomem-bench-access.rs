@@ -1,6 +1,6 @@
 //! The program that `foliomem bench access` runs under foliomem: it touches its memory in one
-//! pattern. It has no system call of its own, as few programs have, so that it is measured without
-//! precautions against such calls.
+//! pattern. Like most programs, it makes no inline system calls, so it is measured without
+//! the precautions against them.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -189,7 +189,8 @@ impl Model {
         }
     }
 
-    /// Takes over a sample of all runs, which was taken at `now`. New runs are shown as `tree`.
+    /// Takes over a sample of all runs, which was taken at `now`. New runs are shown folded or
+    /// unfolded, as `tree` says.
     pub fn update(&mut self, samples: Vec<RunSample>, tree: Tree, now: Instant) {
         let present: BTreeSet<RunId> = samples.iter().map(|sample| sample.id).collect();
         for sample in samples {

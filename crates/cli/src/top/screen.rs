@@ -14,7 +14,7 @@ use std::panic;
 
 /// The terminal.
 pub struct Screen {
-    /// What draws on it.
+    /// The terminal that ratatui draws on.
     pub terminal: Terminal<CrosstermBackend<Stdout>>,
 }
 

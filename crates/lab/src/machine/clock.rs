@@ -1,4 +1,4 @@
-//! The lab's clock: virtual time, which passes only as operations cost it.
+//! The lab's clock: virtual time, which advances only by the costs of operations.
 
 use super::LabMachine;
 use foliomem_core::ports::Clock;

@@ -127,7 +127,7 @@ struct Comparison<'a> {
     /// The published figure before and after, if it is one number.
     theirs: [f64; 2],
     runs: &'a [&'a Outcome],
-    /// The words for the tolerance of changes.
+    /// The tolerance of changes, as text for the table.
     within: String,
 }
 
