@@ -168,7 +168,7 @@ pub enum CtlCommand {
         #[arg(long, value_name = "SECONDS", requires = "json", value_parser = interval)]
         every: Option<Duration>,
     },
-    /// Swap out now what has been unused for longest, without pressure.
+    /// Swap out now what has been unused for longest, without waiting for memory pressure.
     Reclaim {
         /// How much: a size such as 256M, or all.
         #[arg(value_name = "SIZE|all")]

@@ -96,8 +96,7 @@ pub fn memory_users(by: By) -> Finding {
     match calls::probe(Call::Kcmp, by) {
         Ok(Fate::Passes) => Finding::fine(WHAT, "the memory of two processes can be compared"),
         Ok(fate) => {
-            let effect =
-                "that a process executes another program is told by the size of its memory, which takes longer";
+            let effect = "the agent notices later that a process has executed another program";
             done_without(WHAT, Call::Kcmp, fate, effect)
         }
         Err(errno) => resources::no_child(WHAT, errno),
