@@ -45,8 +45,8 @@ fn setting<T>(name: &'static str, value: Result<T, impl Into<BadValue>>) -> Resu
     value.map_err(|source| CommandError::Setting(name, source.into()))
 }
 
-/// Returns what of `all` has these names, or everything without names. Fails for another name, with
-/// `known` as the names that there are.
+/// Returns the items of `all` with these names, or all items if there are no names. Fails for an
+/// unknown name; the error lists `known`.
 fn named<P: Copy + Serialize>(names: &[String], all: &[P], known: &'static str) -> Result<Vec<P>, CommandError> {
     let find = |name: &String| {
         let is_named = |known: &&P| table::name(*known) == *name;

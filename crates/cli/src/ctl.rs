@@ -14,7 +14,7 @@ use foliomem_types::units::PAGE_BYTES;
 use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
-/// How often `--wait` looks whether the processes are done.
+/// Interval at which `--wait` checks whether the processes are done.
 const WAIT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Performs the command on the run that a process belongs to.

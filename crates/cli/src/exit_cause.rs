@@ -64,7 +64,7 @@ struct Named {
     bytes: u64,
 }
 
-/// The largest processes of a run when it took most.
+/// The largest processes of a run at its peak.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Largest {
     peak_bytes: u64,

@@ -141,7 +141,7 @@ pub struct Knob<T> {
     pub unset: Unset<T>,
     /// Parses a text.
     pub read: fn(&str, &Machine) -> Result<T, BadValue>,
-    /// Formats a value as one of TOML, or not at all.
+    /// Formats a value for TOML; `None` if the setting is off.
     pub show: fn(&T) -> Option<toml::Value>,
     /// Writes the value into the configuration that the agents of a run read.
     pub configure: fn(&T, &mut Configuration),
@@ -152,7 +152,7 @@ pub struct Knob<T> {
 pub struct Machine {
     /// The memory, of which limits may be a share.
     pub memory_bytes: u64,
-    /// The memory that the group around this process allows, if the group has a limit.
+    /// The memory that the cgroups around this process allow, if one of them has a limit.
     pub container: Option<Container>,
 }
 

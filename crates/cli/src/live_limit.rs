@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How often the sizes of the run are looked at.
+/// Interval at which the sizes of the run are read.
 const PAUSE: Duration = Duration::from_millis(5);
 /// The supervisor checks for a wanted limit every 10 ms. If it applies none for this long, it is
 /// stopped or gone.

@@ -81,7 +81,7 @@ impl Metrics {
         Metrics { control, labels }
     }
 
-    /// Returns the text of now.
+    /// Returns the text, with the present figures.
     pub fn text(&self) -> String {
         let (control, counters) = (self.control, self.control.sum());
         let figures = Figures::of_run(control);

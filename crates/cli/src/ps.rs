@@ -56,7 +56,7 @@ pub fn table(lines: impl Iterator<Item = String>, width: usize) -> String {
     std::iter::once(head).chain(lines).map(|line| cut(line) + "\n").collect()
 }
 
-/// Returns the width of the terminal; that of most terminals if there is none.
+/// Returns the width of the terminal, or [`COLUMNS`] if there is no terminal.
 pub fn width() -> usize {
     let size = tcgetwinsize(std::io::stdout()).ok();
     size.map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0).unwrap_or(COLUMNS)

@@ -37,7 +37,7 @@ pub struct StallWatch {
     /// The faults that had to swap in, of the living processes, and when that number changed.
     swap_ins: u64,
     swapped_in: Option<Instant>,
-    /// Counts samples, so that each looks at other threads of many.
+    /// Number of samples: if there are too many threads for one sample, each looks at others.
     turn: usize,
 }
 

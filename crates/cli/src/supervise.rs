@@ -40,8 +40,8 @@ const INSTALLED_IN: &str = "lib/foliomem";
 /// Time between two searches of the swap file for slots without a holder, which are discarded.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// Time between two samples while all processes are idle and compressed: it bounds how late a limit
-/// by hand holds then.
+/// Time between two samples while all processes are idle and compressed. A limit that is set by
+/// hand then takes effect after this time at the latest.
 const IDLE_SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 /// A program whose agent has not reported after this time runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);

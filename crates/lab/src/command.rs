@@ -48,7 +48,7 @@ pub fn run_command(what: &LabCommand) -> Result<u8, CommandError> {
     }
 }
 
-/// The benchmarks measure, because the lab itself makes no system call of its own.
+/// Has `foliomem-bench` measure the costs: the lab itself makes no system calls.
 fn calibrate(args: &LabCalibrateArgs) -> Result<u8, CommandError> {
     let output = args.output.iter().flat_map(|path| [OsStr::new("--output"), path.as_os_str()]);
     match become_beside("foliomem-bench", [OsStr::new("calibrate")].into_iter().chain(output))? {}

@@ -314,8 +314,8 @@ impl Budget {
         time_since(&self.over_since_ns, self.over_pages() > self.limit_pages() >> TOLERANCE_SHIFT)
     }
 
-    /// Updates the time since which the tree is over its limit, except for moments, and returns it;
-    /// `None` if it is within it now.
+    /// Updates and returns the time since which the tree has been over its limit; `None` if it is
+    /// within its limit now. It must stay within for [`RECOVERY_NS`] before the time starts anew.
     fn update_exceeded_since(&self) -> Option<u64> {
         let is_over = self.over_pages() > 0;
         match time_since(&self.within_since_ns, !is_over) {

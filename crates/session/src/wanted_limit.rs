@@ -1,9 +1,9 @@
 //! The limit that a user has set by hand: `foliomem ctl PID limit` leaves it, the supervisor
 //! applies it.
 //!
-//! The supervisor lowers the limit in steps, so that the run can follow. It publishes the wanted
-//! limit that has been applied to its end. There is no lock: each of the two is one word, and the
-//! supervisor writes the limit itself again and again until it is as wanted.
+//! The supervisor lowers the limit in steps, so that the run can follow. After the last step it
+//! publishes the wanted limit as applied. There is no lock: the wanted and the applied limit are
+//! one word each, and the supervisor writes the limit itself again until it is the wanted one.
 
 use crate::segment::Control;
 use std::num::NonZeroU32;

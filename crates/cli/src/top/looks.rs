@@ -34,7 +34,7 @@ const ASCII_BORDER: border::Set = border::Set {
 pub enum Letters {
     /// ASCII alone.
     Ascii,
-    /// All letters.
+    /// All of Unicode.
     Unicode,
 }
 

@@ -33,7 +33,7 @@ impl Screen {
 
     /// Takes the terminal after [`give_back`], or after others have changed it.
     pub fn take_again(&mut self) -> io::Result<()> {
-        // While raw mode is on, it is not set again.
+        // crossterm does not set raw mode again while it believes that raw mode is on.
         disable_raw_mode()?;
         enable_raw_mode()?;
         execute!(io::stdout(), EnterAlternateScreen, Hide)?;
@@ -60,7 +60,7 @@ impl Drop for Screen {
     }
 }
 
-/// Gives the terminal back as it was. A terminal that is gone needs nothing.
+/// Gives the terminal back as it was. Errors are ignored: the terminal may be gone.
 pub fn give_back() {
     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
     let _ = disable_raw_mode();

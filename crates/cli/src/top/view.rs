@@ -30,7 +30,7 @@ pub struct View {
 }
 
 impl View {
-    /// Returns one that looks like `looks`.
+    /// Creates a view that draws with the letters and colours of `looks`.
     pub fn new(looks: Looks) -> View {
         View { looks, list: ListState::default(), page_rows: 1 }
     }
@@ -231,7 +231,7 @@ fn prompt_line(prompt: &Prompt, width: usize) -> Line<'static> {
     let asked = prompt_question(prompt) + &prompt.text;
     let gap = width.saturating_sub(asked.chars().count() + EXAMPLES.len());
     let mut spans = vec![Span::styled(asked, Modifier::BOLD)];
-    // There is room for the cursor.
+    // A gap of one column would leave no room for the cursor.
     if gap > 1 {
         spans.push(Span::raw(" ".repeat(gap)));
         spans.push(Span::styled(EXAMPLES, Modifier::DIM));

@@ -45,7 +45,7 @@ pub(super) enum Step {
 pub(super) struct Tries {
     no_room: NoRoom,
     reclaims: u32,
-    /// Number of reclaims that freed enough memory, which other processes then took.
+    /// Number of reclaims that freed enough memory, but lost it to other processes.
     lost: u32,
     pauses: u32,
     compacted: bool,

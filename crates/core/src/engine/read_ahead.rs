@@ -165,8 +165,8 @@ impl<P: Ports> Engine<P> {
         true
     }
 
-    /// Swaps in folios ahead of faults, to frames in a row, which are `run`. A thread that faults
-    /// on them meanwhile waits; if they cannot be fetched, it faults again.
+    /// Swaps in folios ahead of faults, into the consecutive frames of `run`. A thread that faults
+    /// on one of them waits until it is there, or faults again if it cannot be fetched.
     fn swap_in_ahead(&self, worker: &mut P::Worker, block: &Block, fetches: &[Fetch], run: UniqueRun) {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;

@@ -8,7 +8,7 @@ use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, OrderSet, PageNumber};
 use std::ops::Range;
 
 impl LabMachine {
-    /// Makes `page` present with `content`, which must be its last one.
+    /// Makes `page` present. `content` must be the content that the page had last.
     fn map_in(&self, page: PageNumber, content: u32) -> Result<(), MoveError> {
         let word = &self.pages.folio(page, 1)[0];
         let version = word.load(Relaxed);

@@ -23,7 +23,7 @@ pub enum Figure {
     Both(u32),
     /// Speeds of the second and third run relative to the first.
     Throughput,
-    /// CPU time in which programs did not compute.
+    /// CPU time of the system: all but the programs' own.
     SysTime,
     /// [`Outcome::modelled_page_out_seconds`].
     PageOutTime,

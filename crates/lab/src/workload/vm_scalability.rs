@@ -2,8 +2,8 @@
 //! read or mapped, shared memory and anonymous memory, with one task for each CPU.
 //!
 //! Sizes relative to memory are relative to the scenario's limit. Files exceed memory by the factor
-//! of the published runs. They are read as much as fills memory `memories` times, after one untimed
-//! pass that fills it.
+//! of the published runs. An untimed pass fills memory with them. Then the timed pass reads
+//! `memories` times the size of memory.
 
 mod case;
 

@@ -68,9 +68,9 @@ pub(crate) fn search_code(runtime: &'static Runtime) {
     }
 }
 
-/// Receives the notice that a thread has allocated memory. Activates if that may be too much.
-/// Returns whether the agent has activated, or whether there are more new mappings, because the
-/// range is only the last of many.
+/// Receives the notice that a thread has allocated memory. Activates if there may be no room for
+/// it. Returns whether the monitor must look at all mappings at once: the agent has activated, or
+/// the range is only the last of many new ones.
 fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
     let (range, finds) = (notice.range.clone(), notice.finds);
     let is_one_of_many = !runtime.notices.allocations.is_much(&range);
