@@ -87,7 +87,7 @@ def test_sizes_in_messages_have_one_unit(tmp_path):
 
 def test_ctl_of_a_process_outside_says_so():
     got = cli("ctl", "1", "sizes")
-    wanted = "process 1 is not part of a run of foliomem|process 1 cannot be looked at"
+    wanted = "process 1 is not part of a run of foliomem|process 1 cannot be inspected"
     assert got.code == 125 and re.search(wanted, got.err), got.err
     if os.geteuid() == 0:
         assert "or root" not in got.err, got.err

@@ -130,7 +130,7 @@ def test_the_limit_of_somebody_elses_run_cannot_be_changed(public):
     running = Waiting(ROWS, 16, "64M")
     words = ["setpriv", "--reuid=65034", "--regid=65034", "--clear-groups", public.folder / "foliomem", "ctl", str(running.pid)]
     got = subprocess.run([*words, "limit", "32M"], capture_output=True, text=True, env=clean_env())
-    assert got.returncode == 125 and "be its user, or root" in got.stderr, got.stderr
+    assert got.returncode == 125 and "as its user, or as root" in got.stderr, got.stderr
     assert running.limit_mib() == 64
     running.finish()
 

@@ -58,7 +58,7 @@ def run(group, program, *arguments, options=()):
 def test_a_program_goes_on_until_there_is_room_for_the_agents_threads(group, room):
     got = run(group, GROW, str(room)).ok()
     assert got.out == b"OK\n"
-    said = [line for line in got.err.splitlines() if "goes on without the limit until it can have it" in line]
+    said = [line for line in got.err.splitlines() if "goes on without the limit until the agent can start threads" in line]
     # Two handlers, a reclaimer and the guard are enough, and are all on two CPUs.
     assert len(said) == (1 if room < 4 else 0), got.err
     assert all("pids.max" in line for line in said), said

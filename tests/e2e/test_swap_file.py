@@ -133,7 +133,7 @@ def test_a_full_disk_is_as_none(tmp_path):
         subprocess.run(["umount", tmp_path], check=True)
     assert got.out == b"intact 128\n"
     assert got.stats["bd_stat"]["failed_writes"] > 0
-    assert any("no space left" in line for line in said(got)) and any("memory itself" in line for line in said(got)), got.err
+    assert any("no space left" in line for line in said(got)) and any("file system in memory" in line for line in said(got)), got.err
 
 
 @pytest.mark.parametrize("how", ["changed", "cut off"])

@@ -91,7 +91,7 @@ pub fn setup(args: &SetupArgs) -> Result<u8, CliError> {
         None => machine(&args.how)?,
         Some(SetupCommand::Unit { name, how, .. }) if how.undo => {
             undo(&how.root, &unit::record_name(&unit::full_name(name)?))?;
-            eprintln!("foliomem: undone; it holds after systemctl daemon-reload and a restart of the service");
+            eprintln!("foliomem: undone; it takes effect after systemctl daemon-reload and a restart of the service");
         }
         Some(SetupCommand::Unit { name, limit, how }) => unit::set_up(name, limit.as_deref().unwrap_or_default(), how)?,
     }

@@ -206,7 +206,7 @@ fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliEr
         eprintln!("foliomem: removed {path}, which a run that was killed had left behind");
     }
     if created.in_memory {
-        eprintln!("foliomem: the swap file {path} is on a file system that is memory itself");
+        eprintln!("foliomem: the swap file {path} is on a file system in memory: choose a disk");
     }
     if swap.bytes.is_some_and(|wanted| wanted > created.bytes + CLUSTER_BYTES) {
         eprintln!("foliomem: the swap file {path} has {}: more cannot be used", format_mib(created.bytes));

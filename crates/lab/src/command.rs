@@ -184,7 +184,7 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CommandError> {
         && limits.iter().any(|limit_mib| limit_mib << 20 < limit_bytes - (limit_bytes >> NEARLY_SHIFT))
     {
         let limit = format_mib(limit_bytes);
-        eprintln!("foliomem: recorded within {limit}: what a run in less would touch again is not known");
+        eprintln!("foliomem: recorded within {limit}: what the program would touch again in less is not known");
     }
     let mut set = vec![("machine.limit_mib".to_owned(), limits.iter().map(u64::to_string).collect())];
     if !sizes.is_empty() {

@@ -28,13 +28,13 @@ pub enum FindError {
     #[error("process {0} is not part of a run of foliomem")]
     NotInRun(u32),
     /// The process belongs to another user.
-    #[error("process {0} cannot be looked at: {why}; be its user, or root", why = ErrnoText(*.1))]
+    #[error("process {0} cannot be inspected: {why}; run this command as its user, or as root", why = ErrnoText(*.1))]
     Forbidden(u32, Errno),
     /// The caller is root without the capability to inspect the process.
-    #[error("process {0} cannot be looked at by this root, who lacks CAP_SYS_PTRACE: be the user of the run")]
+    #[error("process {0} cannot be inspected: this root lacks CAP_SYS_PTRACE; run this command as the user of the run")]
     Powerless(u32),
     /// The supervisor was killed, or belongs to another user.
-    #[error("the run of process {0} has no supervisor that can be reached: be its user, or root")]
+    #[error("the supervisor of the run of process {0} cannot be reached: run this command as its user, or as root")]
     NoSupervisor(u32),
     /// The segment belongs to another version, or cannot be mapped.
     #[error(transparent)]

@@ -99,7 +99,7 @@ pub struct Created {
     pub discard: Discard,
     /// Whether a file that an earlier run had left behind was removed.
     pub was_stale: bool,
-    /// Whether the file lies on a file system that is memory itself.
+    /// Whether the file lies on a file system in memory.
     pub in_memory: bool,
 }
 

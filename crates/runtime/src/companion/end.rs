@@ -35,7 +35,9 @@ pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) {
     let (control, process) = (runtime.context.budget.control(), runtime.companion.program().as_raw_nonzero());
     if error.lacks_threads() && runtime.activation.get().is_none() && !runtime.context.settings.hard {
         if runtime.activation.put_off() {
-            control.notice(format_args!("process {process} goes on without the limit until it can have it: {error}"));
+            control.notice(format_args!(
+                "process {process} goes on without the limit until the agent can start threads: {error}"
+            ));
         }
         return;
     }
