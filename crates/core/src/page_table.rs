@@ -467,7 +467,7 @@ impl PageTable {
         }))
     }
 
-    /// Returns the first page of the first existing block that ends behind `from`.
+    /// Returns the first page of the first existing block that ends after `from`.
     pub fn first_from(&self, from: PageNumber) -> Option<PageNumber> {
         let behind = |block: u64, bits: u32| ((block >> bits) + 1) << bits;
         let mut block = from.0 / BLOCK_PAGES as u64;

@@ -147,7 +147,7 @@ pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Cre
     const TMPFS_MAGIC: u32 = 0x0102_1994;
     let free_bytes = system.f_bavail.saturating_mul(system.f_bsize as u64);
     let remedy = match bytes {
-        Some(_) => "name a larger size behind the colon",
+        Some(_) => "name a larger size after the colon",
         None => "the file system has too little room for one, of which half is used",
     };
     let bytes = whole_clusters(path, bytes.unwrap_or(default_bytes.min(free_bytes / 2)), remedy)?;

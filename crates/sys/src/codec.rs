@@ -232,7 +232,7 @@ impl Decompressor {
     }
 
     /// Decompresses at least the first `start_bytes` of a piece whose content is as long as `dst`.
-    /// The content of `dst` behind them is unspecified. lz4 stops there; zstd decompresses all.
+    /// The rest of `dst` has unspecified content. lz4 stops there; zstd decompresses all.
     ///
     /// # Errors
     /// Fails in the cases of [`decompress`](Self::decompress).

@@ -34,7 +34,7 @@ pub enum Kind {
 pub struct Mapping {
     /// First address.
     pub start: usize,
-    /// Address behind the last byte.
+    /// Address after the last byte.
     pub end: usize,
     /// Whether the memory can be read.
     pub readable: bool,

@@ -1,6 +1,6 @@
 //! A drop-in that starts a service of systemd inside a limit.
 //!
-//! It repeats the unit's own command behind `foliomem run`. Messages of a program with
+//! It repeats the unit's own command as the program of `foliomem run`. Messages of a program with
 //! `Type=notify` come from the program and not from the unit's first process, so systemd must take
 //! them from all. The device must be visible to the service.
 

@@ -170,7 +170,7 @@ pub fn counted(count: usize, one: &str, more: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { more })
 }
 
-/// Returns the cell of the program: behind `mark` for a run, further right for its processes. In a
+/// Returns the cell of the program: after `mark` for a run, further right for its processes. In a
 /// narrow column the names of deep processes begin no further right than in its middle.
 pub fn program_cell(row: &Row, mark: &str, width: usize, looks: Looks) -> String {
     let program = looks.show(&printable(&short(row.entry.program)));

@@ -9,8 +9,8 @@ use foliomem_types::units::{CLUSTER_SLOTS, ClusterNumber, Order, SlotIndex};
 const CHUNK_CLUSTERS: usize = 64;
 
 /// One cluster: the use of its slots.
-// This order puts the fields that every call needs into the first cache line, behind the lock, with
-// most of `used`.
+// This order puts the fields that every call needs into the first cache line, after the lock and
+// with most of `used`.
 #[repr(C)]
 pub(super) struct Cluster {
     used_slots: u16,

@@ -73,7 +73,7 @@ impl RequestProgress {
     }
 
     /// Takes the next step. Returns `None` if other reclaimers do the last ones. `block_from` finds
-    /// the first block that ends behind a page.
+    /// the first block that ends after a page.
     pub fn take(&mut self, block_from: impl FnOnce(PageNumber) -> Option<Range<PageNumber>>) -> Option<Step> {
         match &mut self.left {
             Left::Reclaim { .. } => Some(Step::Reclaim),

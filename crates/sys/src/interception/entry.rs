@@ -3,8 +3,9 @@
 //!
 //! A stub jumps to the entry with the registers of the system call, and with the address of the
 //! stub's own `syscall` instruction in `rcx`. The entry claims a frame, blocks signals, takes a
-//! lock, and makes the call on the agent's stack. Then it jumps behind the stub's instruction, with
-//! the result. If the caller must make the call itself, the entry jumps to the instruction instead.
+//! lock, and makes the call on the agent's stack. Then it jumps to after the stub's instruction,
+//! with the result. If the caller must make the call itself, the entry jumps to the instruction
+//! instead.
 //!
 //! - The entry does not use the caller's stack.
 //! - It preserves the vector registers, as a system call does: the C function around the call may
