@@ -31,7 +31,7 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "slots
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "compact" -d 'Compaction: success, pages moved and time of making a run of frames, by compaction variant and order'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "programs" -d 'Real programs: without a limit, under the kernel\'s, and under foliomem\'s with equal total'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "access" -d 'Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at an equal total'
-complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "limit" -d 'Growing programs in memory control groups: how far they exceed a fixed limit, and how many the kernel kills. Needs root and a C compiler'
+complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "limit" -d 'Growing programs in memory cgroups: how far they exceed a fixed limit, and how many the kernel kills. Needs root and a C compiler'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "advise" -d 'Compare the slowdown that `foliomem advise` predicts with that of real programs'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "start" -d 'The shortest program, plain and in a run, in turns: what the start of a run takes'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "density" -d 'Idle sandboxes in a fixed amount of memory, plain and under --idle: how many fit, how long one takes to be ready, and to answer a query over all its data. Needs Python with pandas'
@@ -69,9 +69,9 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l no-kernel -d 'Do not measure the kernel'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -s h -l help -d 'Print help'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l only -d 'Only these: small-blocks, large-blocks, array, forks, inline, lazy, numpy, java' -r
-complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l runs -d 'Runs of each program. Every group has its turn, first idle, then with all CPUs busy' -r
-complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l margin -d 'How far foliomem\'s limit is below the group\'s, in per cent, or "container": as far as foliomem finds necessary (`--limit container`)' -r
-complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l groups -d 'Limits of the groups in MiB, 64 to 65536' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l runs -d 'Runs of each program. Every cgroup has its turn, first idle, then with all CPUs busy' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l margin -d 'How far foliomem\'s limit is below the cgroup\'s, in per cent, or "container": as far as foliomem finds necessary (`--limit container`)' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l groups -d 'Limits of the cgroups in MiB, 64 to 65536' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l json -d 'Print rows as a JSON array'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -s h -l help -d 'Print help'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand advise" -l only -d 'Only these: numpy, compile, sqlite, redis, java' -r
