@@ -93,6 +93,13 @@ def test_a_child_does_not_look_asleep_before_fork_returns(built):
     assert foliomem(argv, "64M").ok().out == plain(argv).ok().out == b"hardly any of the children slept inside fork\n"
 
 
+def test_the_agents_processes_are_not_in_the_usage_of_children():
+    script = ("import os, resource\nshow = lambda: print(*resource.getrusage(resource.RUSAGE_CHILDREN)[:10], flush=True)\n"
+              "show()\nif not os.fork(): show(); os._exit(0)\nos.wait()")
+    usages = foliomem([PYTHON, "-c", script], "64M").ok().out.split(b"\n")[:2]
+    assert [set(map(float, usage.split())) for usage in usages] == [{0}, {0}]
+
+
 def test_child_outlives_parent(tmp_path):
     """The memory of an orphan stays managed until it ends."""
     orphan = ("import os, sys, time\nif os.fork(): os._exit(3)\ntime.sleep(0.5)\n"

@@ -14,7 +14,9 @@
 //! The starting thread sleeps in the kernel's wait of vfork(2) meanwhile. The state under `/proc`
 //! is then `D`. In any other wait of the agent the state would be `S`: a program that polls its
 //! child for state `S`, to learn that the child sleeps in a system call of the program, would be
-//! misled before the fork has returned.
+//! misled before the fork has returned. Reaping a process takes microseconds in state `S`, too. So
+//! a process without children of its own lets the kernel reap the intermediate: it ignores SIGCHLD
+//! until the intermediate is gone. Then `RUSAGE_CHILDREN` does not count the intermediate, either.
 //!
 //! As soon as memory can be swapped out, a *guard* process runs beside the companion and shares its
 //! descriptors. If the companion is killed, the guard keeps the userfaultfd open, so that the
@@ -30,20 +32,21 @@ use crate::identity;
 use crate::interception::fork_call;
 use crate::region::Region;
 use crate::seccomp::{self, Call};
+use crate::signals;
 use crate::thread::{self, Kind, Spec};
 use crate::thread_control_block::{self, BLOCK_PAGES};
 use crate::word_wait::{self, ExitWord, Found};
 use foliomem_sync::atomic as sync;
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, test_kill_process};
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Interval at which a thread that waits for the companion checks that the companion is alive.
 const ANSWER_PAUSE: Duration = Duration::from_millis(20);
-/// Maximum number of yields to an intermediate that is about to end.
-const MAX_YIELDS: u32 = 1000;
+/// Maximum time in nanoseconds in which a thread yields to an intermediate that is about to end.
+const MAX_YIELDING_NS: u64 = 20_000_000;
 
 /// The stacks of the companion's processes.
 #[derive(Debug)]
@@ -127,7 +130,7 @@ impl Companion {
 
     /// Starts the companion of the calling process, which has the pid `own` and one thread, in
     /// `entry`, which must not return, and waits for the monitor's answer. `adoption` says which
-    /// process adopts orphans of the calling process.
+    /// process adopts orphans of the calling process, and `children` whether it has children.
     ///
     /// # Safety
     /// `entry` may be called with `argument` in a process that shares the memory. No other thread
@@ -141,6 +144,7 @@ impl Companion {
         entry: extern "C" fn(*mut u8),
         argument: *mut u8,
         adoption: Adoption,
+        children: Children,
     ) -> Result<(), Errno> {
         let Companion {
             program,
@@ -177,12 +181,14 @@ impl Companion {
             // like `self`.
             unsafe { self.spawn(entry, argument) }?;
             // SAFETY: the intermediate may run `waiting_entry`, which ends it. `self` is static.
-            return unsafe { self.run_intermediate(waiting_entry, std::ptr::from_ref(self).cast_mut().cast()) };
+            return unsafe {
+                self.run_intermediate(waiting_entry, std::ptr::from_ref(self).cast_mut().cast(), children)
+            };
         }
         let birth = Birth { companion: self, entry, argument, errno: AtomicI32::new(0) };
         // SAFETY: the intermediate may run `intermediate_entry`, and ends before `birth` is
         // dropped.
-        unsafe { self.run_intermediate(intermediate_entry, std::ptr::from_ref(&birth).cast_mut().cast()) }?;
+        unsafe { self.run_intermediate(intermediate_entry, std::ptr::from_ref(&birth).cast_mut().cast(), children) }?;
         // Acquire pairs with the Release in `intermediate_entry`.
         match birth.errno.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -218,7 +224,8 @@ impl Companion {
         let _ = futex::wake(&self.answer, futex::Flags::PRIVATE, 1);
     }
 
-    /// Runs `entry` in a process that shares the memory, and waits until it has ended.
+    /// Runs `entry` in a process that shares the memory, and waits until it has ended. `children`
+    /// says whether the calling process has others.
     ///
     /// # Safety
     /// `entry` may be called with `argument` in such a process, and ends the process. No other
@@ -230,27 +237,32 @@ impl Companion {
         &'static self,
         entry: extern "C" fn(*mut u8),
         argument: *mut u8,
+        children: Children,
     ) -> Result<(), Errno> {
-        let spec =
-            Spec { kind: Kind::Intermediate, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
-        // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static, like
-        // `self`.
-        let intermediate = unsafe { thread::spawn(&spec, entry, argument) }?;
+        let run = |kind| {
+            let spec = Spec { kind, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
+            // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static,
+            // like `self`.
+            unsafe { thread::spawn(&spec, entry, argument) }
+        };
         // The intermediate no longer uses the memory, and ends within microseconds. A filter may
-        // forbid this thread to yield, or the intermediate may get no CPU because this is a
-        // real-time thread. Then this thread sleeps until the intermediate has ended, in state `S`.
-        let yields = if fork_call::has_filter() { 0 } else { MAX_YIELDS };
-        let is_reaped = (0..yields).any(|_| {
-            let is_reaped = thread::reap_ended(intermediate);
-            if !is_reaped {
-                #[expect(clippy::disallowed_methods, reason = "the intermediate is of the caller's session")]
-                rustix::thread::sched_yield();
-            }
-            is_reaped
-        });
-        if !is_reaped {
-            thread::reap(intermediate);
+        // forbid this thread to yield.
+        if fork_call::has_filter() {
+            thread::reap(run(Kind::Intermediate)?);
+            return Ok(());
         }
+        if children == Children::None {
+            return signals::without_child_signals(|| {
+                let intermediate = run(Kind::SignallingIntermediate)?;
+                yield_until(|| test_kill_process(intermediate) == Err(Errno::SRCH));
+                // It may get no CPU because this is a real-time thread. Then this thread sleeps.
+                thread::reap(intermediate);
+                Ok(())
+            });
+        }
+        let intermediate = run(Kind::Intermediate)?;
+        yield_until(|| thread::reap_ended(intermediate));
+        thread::reap(intermediate);
         Ok(())
     }
 
@@ -458,6 +470,31 @@ pub enum Adoption {
     ByOthers,
     /// The program itself.
     ByProgram,
+}
+
+/// The children of the process that starts a companion, apart from processes of the agent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Children {
+    /// It has none.
+    None,
+    /// It may have some, which only itself may reap.
+    Some,
+}
+
+impl Children {
+    /// Returns whether the calling process has children.
+    pub fn of_caller() -> Children {
+        if thread::has_no_children() { Children::None } else { Children::Some }
+    }
+}
+
+/// Yields to other threads until `is_over` returns true, for [`MAX_YIELDING_NS`] at most.
+fn yield_until(is_over: impl Fn() -> bool) {
+    let until_ns = now_ns() + MAX_YIELDING_NS;
+    while !is_over() && now_ns() < until_ns {
+        #[expect(clippy::disallowed_methods, reason = "the intermediate is of the caller's session")]
+        rustix::thread::sched_yield();
+    }
 }
 
 /// First function of the intermediate: starts the companion, waits for the answer, and ends.

@@ -8,7 +8,8 @@
 //!
 //! There is no lock: one thread at a time starts a companion.
 
-use crate::companion_process::Companion;
+use crate::companion_process::{Children, Companion};
+use crate::signals::{self, Action};
 use crate::thread::{self, syscall4};
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl::PR_SET_NAME;
@@ -147,7 +148,7 @@ pub fn rehearse(companion: &'static Companion) -> bool {
     loop {
         // SAFETY: `rehearsal_entry` ignores its argument and ends its process; one thread at a time
         // starts a companion.
-        if unsafe { companion.run_intermediate(rehearsal_entry, std::ptr::null_mut()) }.is_err() {
+        if unsafe { companion.run_intermediate(rehearsal_entry, std::ptr::null_mut(), Children::Some) }.is_err() {
             return false;
         }
         // Acquire pairs with the Release in `rehearsal_entry`.
@@ -174,15 +175,6 @@ extern "C" fn rehearsal_entry(_: *mut u8) {
     thread::exit_thread();
 }
 
-/// The kernel's `struct sigaction`.
-#[repr(C)]
-struct Action {
-    handler: usize,
-    flags: u64,
-    restorer: usize,
-    mask: u64,
-}
-
 global_asm!(
     ".hidden foliomem_companion_sigreturn",
     ".globl foliomem_companion_sigreturn",
@@ -205,10 +197,8 @@ pub fn answer_filters() {
         restorer: foliomem_companion_sigreturn as *const () as usize,
         mask: 0,
     };
-    let (number, address) = (raw::__NR_rt_sigaction as usize, (&raw const action).expose_provenance());
-    // SAFETY: the kernel reads the action, whose mask has 8 bytes. The handler changes only the
-    // result of a call.
-    unsafe { syscall4(number, raw::SIGSYS as usize, address, 0, size_of::<u64>()) };
+    // SAFETY: the handler changes only the result of a call.
+    unsafe { signals::set_action(raw::SIGSYS, &action) };
 }
 
 /// The SIGSYS handler: the interrupted call returns `ENOSYS`.

@@ -72,6 +72,8 @@ pub enum Kind {
     /// A process like [`Kind::Process`]. The caller sleeps until it has ended, as in vfork(2): the
     /// state of such a thread is `D` and not `S`, which tells a program that the thread is idle.
     Intermediate,
+    /// A process like [`Kind::Intermediate`], whose end sends SIGCHLD.
+    SignallingIntermediate,
     /// A process like [`Kind::Process`], but it shares the caller's descriptors.
     ProcessOfSameFiles,
 }
@@ -79,12 +81,13 @@ pub enum Kind {
 impl Kind {
     /// Returns the flags for clone(2).
     fn flags(self) -> u32 {
-        // The low byte, the signal to the parent at the end of a process, stays 0.
+        // The low byte is the signal to the parent at the end of a process.
         COMMON_FLAGS
             | match self {
                 Kind::Thread => THREAD_FLAGS,
                 Kind::Process => raw::CLONE_UNTRACED,
                 Kind::Intermediate => raw::CLONE_UNTRACED | raw::CLONE_VFORK,
+                Kind::SignallingIntermediate => raw::CLONE_UNTRACED | raw::CLONE_VFORK | raw::SIGCHLD,
                 Kind::ProcessOfSameFiles => raw::CLONE_UNTRACED | raw::CLONE_FILES,
             }
     }
@@ -239,6 +242,14 @@ pub fn reap(id: Pid) {
 /// more.
 pub fn reap_ended(id: Pid) -> bool {
     wait_for(id, raw::WNOHANG) != 0
+}
+
+/// Returns whether the calling process has no children whose end sends SIGCHLD.
+pub fn has_no_children() -> bool {
+    let (number, options) = (raw::__NR_waitid as usize, (raw::WEXITED | raw::WNOHANG | raw::WNOWAIT) as usize);
+    // SAFETY: the call gets no addresses, and leaves all children as they are.
+    let result = unsafe { syscall5(number, [libc::P_ALL as usize, 0, 0, options, 0]) };
+    result == -(Errno::CHILD.raw_os_error() as isize)
 }
 
 /// Waits for process `id` with `options`, and returns the result of wait4(2).

@@ -26,7 +26,7 @@ use foliomem_session::process_table::SlotIndex;
 use foliomem_session::segment::Control;
 use foliomem_sync::Mutex;
 use foliomem_sys::agent_memory::AgentMemory;
-use foliomem_sys::companion_process::{Adoption, Answer, Companion, Member, Stacks};
+use foliomem_sys::companion_process::{Adoption, Answer, Children, Companion, Member, Stacks};
 use foliomem_sys::cpus::{Urgency, set_urgency};
 use foliomem_sys::process_exit_notice::ProcessExitNotice;
 use foliomem_sys::seccomp::{self, Call};
@@ -71,6 +71,7 @@ pub fn start(
         runtime,
         rustix::process::getpid(),
         if adopts { Adoption::ByProgram } else { Adoption::ByOthers },
+        Children::of_caller(),
     );
     runtime.fork.device.finish();
     started?;
@@ -78,15 +79,20 @@ pub fn start(
 }
 
 /// Starts the companion of the calling process, which has the pid `own` and one thread, and waits
-/// until its monitor is ready. Fails if the companion cannot start
-/// or was killed.
-pub(crate) fn start_companion(runtime: &'static Runtime, own: Pid, adoption: Adoption) -> Result<(), RuntimeError> {
+/// until its monitor is ready. Fails if the companion cannot start or was killed.
+pub(crate) fn start_companion(
+    runtime: &'static Runtime,
+    own: Pid,
+    adoption: Adoption,
+    children: Children,
+) -> Result<(), RuntimeError> {
     runtime.companion.expect_answer();
     runtime.workers.reset();
     let argument = std::ptr::from_ref(runtime).cast_mut().cast();
     // SAFETY: the runtime lives as long as the memory. Only the thread that starts the first
     // companion, or the only thread of a forked child, calls this.
-    unsafe { runtime.companion.start(own, monitor_entry, argument, adoption) }.map_err(RuntimeError::Companion)?;
+    unsafe { runtime.companion.start(own, monitor_entry, argument, adoption, children) }
+        .map_err(RuntimeError::Companion)?;
     match runtime.companion.wait_for_answer() {
         Some(Answer::Ready) => Ok(()),
         Some(Answer::Failed) => Err(RuntimeError::CompanionFailed),
