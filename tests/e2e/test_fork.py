@@ -112,6 +112,28 @@ def test_child_outlives_parent(tmp_path):
     assert_swapped(running_code)
 
 
+def test_a_crowd_of_small_processes_keeps_the_limit(built):
+    """To manage a process of 0.1 MiB would take more than it has."""
+    got = foliomem([built("living_children.c"), 400], "64M", timeout=120).ok()
+    assert not got.stats["limit_exceeded"] and got.stats["vmstat"]["pgfault"] == 0, got.err
+    assert got.stats["peak_bytes"] <= 64 * MIB
+
+
+def test_a_crowd_of_small_processes_beyond_the_limit_is_reported(built):
+    got = foliomem([built("living_children.c"), 600], "24M", timeout=120).ok()
+    assert "many small processes" in got.err, got.err
+    assert got.stats["limit_exceeded"]
+
+
+def test_small_processes_go_on_beside_one_that_is_swapped_out(tmp_path):
+    large = "import sys\nheld = bytearray(range(256)) * (90 << 12)\nprint(flush=True)\nsys.stdin.read()\nassert held == bytearray(range(256)) * (90 << 12)"
+    small = "i=0; while [ $i -lt 200 ]; do x=$(echo a); /bin/true; i=$((i + 1)); done; test $x = a"
+    got = foliomem(["sh", "-c", f'mkfifo {tmp_path}/end; {PYTHON} -c "$0" < {tmp_path}/end > {tmp_path}/begun & large=$!\nexec 3> {tmp_path}/end\n'
+                    f"while ! test -s {tmp_path}/begun; do sleep 0.1; done\n{small} && exec 3>&- && wait $large", large], "64M", timeout=120).ok()
+    assert_swapped(got)
+    assert got.stats["processes"] > 400
+
+
 def test_a_program_that_changes_its_root(tmp_path):
     """The agent finds /proc after a chroot, too: in children, and when it activates."""
     grows = "held = [bytes([i % 251]) * (1 << 20) for i in range(150)]; assert all(b[7] == i % 251 for i, b in enumerate(held))"

@@ -49,6 +49,9 @@ const LARGE_SHIFT: u32 = 2;
 /// Minimum unmanaged memory, in pages, to be named as the reason of an overrun: 8 MiB, because the
 /// figure includes the agent's own memory.
 pub(crate) const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
+/// Minimum memory of a managed process, in pages: 1 MiB. Tables, stacks and threads of a managed
+/// process take about half of that.
+const MANAGED_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 /// Time in nanoseconds without freed memory in the tree after which a process stops waiting for
 /// others.
 const YIELD_NS: u64 = 300_000_000;
@@ -398,7 +401,7 @@ impl Budget {
     /// the limit is hard.
     pub fn charge(&self, pages: u32) {
         self.add(i64::from(pages));
-        self.report_if_over();
+        self.report_if_over(|| self.excess());
     }
 
     /// Notes that the engine does not hold `unmanaged_pages` of the process. Warns if they alone
@@ -406,16 +409,33 @@ impl Budget {
     pub fn note_unmanaged(&self, unmanaged_pages: i64) {
         self.unmanaged_pages.store(unmanaged_pages, Relaxed);
         if unmanaged_pages > self.limit_pages() {
-            self.report_if_over();
+            self.report_if_over(|| self.excess());
         }
     }
 
-    fn report_if_over(&self) {
+    /// Returns whether the process takes less than what is worth managing.
+    pub fn is_small(&self) -> bool {
+        self.own_pages() < MANAGED_MIN_PAGES
+    }
+
+    /// Warns if the tree exceeds its limit, and processes that are too small to be managed take an
+    /// eighth of it.
+    pub fn report_small(&self) {
+        let limit_bytes = self.control.limit_bytes();
+        // Where many processes share pages, the sum of their pages is more than they take.
+        if self.control.tree_measured_bytes() > limit_bytes
+            && self.control.bytes_of_small(MANAGED_MIN_PAGES as u64 * PAGE_BYTES as u64) > limit_bytes >> 3
+        {
+            self.report_if_over(|| Excess::Unmanaged);
+        }
+    }
+
+    fn report_if_over(&self, cause: impl FnOnce() -> Excess) {
         let Some(since) = self.update_over_since() else { return };
         let over = self.over_pages();
         if now_ns().saturating_sub(since) > LONG_NS || over > self.limit_pages() >> LARGE_SHIFT {
             self.counters().vm.limit_exceeded.inc();
-            self.control.limit_exceeded(self.excess());
+            self.control.limit_exceeded(cause());
         }
     }
 

@@ -78,6 +78,17 @@ mod tests {
     use foliomem_types::settings::{Configuration, Limit};
 
     #[test]
+    fn only_what_small_processes_take_is_small() {
+        let control = Control::create(&Configuration::plain(Limit::Bytes(80 << 20))).unwrap().0;
+        let own = rustix::process::getpid();
+        for bytes in [600 << 10, 3 << 20, 900 << 10] {
+            control.process(control.claim_slot(own).unwrap()).measured_bytes.store(bytes, Ordering::Relaxed);
+        }
+        assert_eq!(control.bytes_of_small(1 << 20), 1500 << 10);
+        assert_eq!(control.bytes_of_small(600 << 10), 0);
+    }
+
+    #[test]
     fn the_reason_of_a_tree_is_what_takes_most_of_the_limit() {
         let configuration = Configuration::plain(Limit::Bytes(80 << 20));
         let control = Control::create(&configuration).unwrap().0;

@@ -44,7 +44,7 @@ impl Excess {
             ],
             Excess::Unmanaged => [
                 "much of the memory cannot be managed (private file mappings that were written, stacks, executable or \
-                 write-only memory)",
+                 write-only memory, many small processes)",
                 "use a larger limit",
             ],
             Excess::SlowReclaim => [

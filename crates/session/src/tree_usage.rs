@@ -174,6 +174,13 @@ impl Control {
         awake.fold((0, 0), |(awake, all), one| (u32::saturating_add(awake, one), all + 1))
     }
 
+    /// Returns the sum of the measured sizes of the processes that each take less than
+    /// `most_bytes`.
+    pub(crate) fn bytes_of_small(&self, most_bytes: u64) -> u64 {
+        let small = self.living().map(ProcessSlot::measured_bytes).filter(|&bytes| bytes < most_bytes);
+        small.fold(0, u64::saturating_add)
+    }
+
     /// Returns the tree's measured anonymous memory in bytes, for reports.
     pub fn tree_measured_bytes(&self) -> u64 {
         self.tree_bytes(|process| &process.measured_bytes).0

@@ -187,6 +187,14 @@ pub fn anon_resident_pages(statm: impl AsFd) -> u64 {
     anon_resident(&text[..read])
 }
 
+/// Returns the number of pages of a process's writable private mappings and stacks, from its
+/// `statm`.
+pub fn data_pages(statm: impl AsFd) -> u64 {
+    let mut text = [0u8; 128];
+    let read = rustix::io::pread(statm, &mut text, 0).unwrap_or(0);
+    text[..read].split(|&byte| byte == b' ').map(number).nth(5).unwrap_or(0)
+}
+
 /// Returns the number of anonymous resident pages in the text of a `statm`.
 fn anon_resident(statm: &[u8]) -> u64 {
     let mut numbers = statm.split(|&byte| byte == b' ').map(number);

@@ -12,6 +12,7 @@ use foliomem_session::segment::Control;
 use foliomem_sync::Mutex;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::fork_cell::ForkCell;
+use foliomem_sys::pagemap;
 use foliomem_sys::region::Region;
 use foliomem_sys::userfaultfd;
 use foliomem_types::settings::Configuration;
@@ -19,6 +20,11 @@ use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+
+/// Maximum size of the writable memory of a process that is not managed because it is small, in
+/// pages: 12 MiB, half of which belongs to the agent. The process may fill the rest before the
+/// monitor samples it again.
+const SMALL_DATA_PAGES: i64 = (12 << 20) / PAGE_BYTES as i64;
 
 /// The companion's open files.
 pub(crate) struct ProcFiles {
@@ -90,6 +96,13 @@ impl Context {
     /// Returns the room before activation.
     pub(crate) fn room(&self) -> Room {
         Room { pages: self.budget.room_pages(), watermarks: Watermarks::of(self.budget.limit_pages()) }
+    }
+
+    /// Returns whether the process is too small to be managed: it cannot grow much without a
+    /// notice, and managing it would take about as much memory as it could free.
+    pub(crate) fn is_small(&self) -> bool {
+        let data_pages = || self.budget.statm().map_or(0, pagemap::data_pages) as i64;
+        self.pacing() == Pacing::Watermarks && self.budget.is_small() && data_pages() < SMALL_DATA_PAGES
     }
 
     /// Returns whether there may soon be no room if the program takes `bytes`.

@@ -231,7 +231,12 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         request.filter(|request| !wants_reclaim(request)).iter().for_each(|resume| slot.request.finish(resume.number));
         let is_asked = request.as_ref().is_some_and(wants_reclaim);
         let now = is_recorded || runtime.activation.manage_now.load(Ordering::Relaxed) || is_asked;
-        if (now || runtime.context.pacing().activates(&room)) && runtime.activation.may_try() {
+        let wanted = now || runtime.context.pacing().activates(&room);
+        let is_small = !now && wanted && runtime.context.is_small();
+        if is_small {
+            runtime.context.budget.report_small();
+        }
+        if wanted && !is_small && runtime.activation.may_try() {
             match activate(runtime) {
                 Ok(()) => return None,
                 Err(error) => cannot_activate(runtime, &error),
@@ -245,7 +250,8 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
             // meanwhile.
             false => (history.max_sleep() * history.crowd).min(SLEEP_DORMANT),
         };
-        return Some(sleep_for(room.pages - room.watermarks.activation_pages(), max));
+        let sleep = sleep_for(room.pages - room.watermarks.activation_pages(), max);
+        return Some(if is_small { max } else { sleep });
     };
     let engine = &events.activated.engine;
     apply_limit(runtime, engine, request);

@@ -77,7 +77,8 @@ fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
     let is_activating = runtime.activation.activated.get().is_none();
     if is_activating {
         runtime.context.budget.sample();
-        if !runtime.context.lacks_room(range.len()) || !runtime.activation.may_try() {
+        let context = &runtime.context;
+        if !context.lacks_room(range.len()) || context.is_small() || !runtime.activation.may_try() {
             notice.answer();
             return false;
         }
