@@ -20,7 +20,7 @@ int main(int count, char **arguments) {
     // With this much memory the agent activates under the test's limit.
     size_t most = (size_t)(count > 1 ? atol(arguments[1]) : 96) * MIB;
     memset(map(NULL, most, PROT_READ | PROT_WRITE, 0), 1, most);
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < 40; round++) {
         char *used = map(NULL, USED + 2 * ADDED, PROT_NONE, 0);
         map(used, USED, PROT_READ | PROT_WRITE, MAP_FIXED);
         memset(used, round + 1, USED);

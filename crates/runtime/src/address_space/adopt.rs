@@ -75,7 +75,7 @@ fn adopt_all(events: MappingEvents, registered: impl FnOnce()) -> bool {
     let paused = events.allocations.pause();
     let found = find(events, &EVERYTHING, mapped.as_ref());
     mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
-    adopt(events, paused, found, Registered { at_once: registered, adopting: || {} })
+    adopt(events, paused, (&EVERYTHING, found), Registered { at_once: registered, adopting: || {} })
 }
 
 /// Adopts the unmanaged memory in `within`. Calls `registered` when further touches fault, before
@@ -84,8 +84,9 @@ fn adopt_all(events: MappingEvents, registered: impl FnOnce()) -> bool {
 pub(crate) fn adopt_part(events: MappingEvents, within: &Range<usize>, registered: impl FnOnce()) -> bool {
     let paused = events.allocations.pause();
     let mut found = find(events, within, None);
-    found.parts.retain(|part| part.start < within.end && within.start < part.end);
-    adopt(events, paused, found, Registered { at_once: || {}, adopting: registered })
+    let ranges = events.activated.engine.ports().space.ranges();
+    found.mappings.retain(|mapping| !unmanaged_in(ranges, mapping, within).is_empty());
+    adopt(events, paused, (within, found), Registered { at_once: || {}, adopting: registered })
 }
 
 /// Handles a fault at `page` in a registered reserve: adopts the memory by which the mapping has
@@ -125,8 +126,8 @@ pub(crate) fn join_mappings(events: MappingEvents, range: &Range<usize>) {
 /// The mappings whose registration differs from what it must be, in ascending order.
 #[derive(Default)]
 struct Found {
-    /// Unmanaged memory that can be managed.
-    parts: Vec<Range<usize>>,
+    /// Mappings that can be managed and have unmanaged parts.
+    mappings: Vec<Range<usize>>,
     /// Reserves without their windows that are not registered.
     reserves: Vec<Range<usize>>,
     /// Registered memory that must be unregistered: windows, and reserves that have become
@@ -144,13 +145,20 @@ struct Registered<A: FnOnce(), B: FnOnce()> {
     adopting: B,
 }
 
+/// Returns the unmanaged parts of a mapping that overlap `within`.
+fn unmanaged_in(ranges: &Ranges, mapping: &Range<usize>, within: &Range<usize>) -> Vec<Range<usize>> {
+    let mut parts = ranges.missing(mapping.clone());
+    parts.retain(|part| part.start < within.end && within.start < part.end);
+    parts
+}
+
 fn adopt(
     events: MappingEvents,
     paused: Paused<'_>,
-    Found { mut parts, reserves, others }: Found,
+    (within, Found { mappings, reserves, others }): (&Range<usize>, Found),
     registered: Registered<impl FnOnce(), impl FnOnce()>,
 ) -> bool {
-    if parts.is_empty() && reserves.is_empty() && others.is_empty() {
+    if mappings.is_empty() && reserves.is_empty() && others.is_empty() {
         (registered.at_once)();
         (registered.adopting)();
         return false;
@@ -160,8 +168,13 @@ fn adopt(
     events.placement.separate(SEPARATE_WHILE_GROWING_NS);
     let mut pending = PendingFaults::default();
     let space = &events.activated.engine.ports().space;
+    let mut parts: Vec<Range<usize>>;
     {
         let _received = events.receive_changes(&mut pending);
+        // A mapping is registered as a whole. When it was found, its address may still have counted
+        // as managed, because of an earlier mapping there. If only the rest were registered now,
+        // the kernel would keep two mappings where the program has made one.
+        parts = mappings.iter().flat_map(|mapping| unmanaged_in(space.ranges(), mapping, within)).collect();
         // The program may have registered a part with its own userfaultfd, which serves it. After
         // any other failure, the next search finds the range again.
         let program = &space.descriptors().program;
@@ -259,9 +272,8 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
                 || is_registered(mapping)
                 || !thread_control_block::is_at_top(&space.descriptors().memory, &(mapping.start..mapping.end)));
         if is_managed {
-            for part in events.context.agent_memory.outside(mapping.start..mapping.end) {
-                found.parts.extend(space.ranges().missing(part));
-            }
+            let parts = events.context.agent_memory.outside(mapping.start..mapping.end).into_iter();
+            found.mappings.extend(parts.filter(|part| !space.ranges().missing(part.clone()).is_empty()));
         } else if is_private_anonymous(mapping) {
             let is_accessible = mapping.readable || mapping.writable || mapping.executable;
             let window_end = mapping.end.min(mapping.start + window);
