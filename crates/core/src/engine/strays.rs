@@ -56,8 +56,15 @@ impl<P: Ports> Engine<P> {
     ) -> Result<(), MoveError> {
         debug_assert_eq!(spare.order, Order::ZERO, "the spare frame is one page");
         let moved = self.ports.address_space().move_out(steady, entries, page, spare.head, 1);
-        moved.map_err(|stopped| stopped.error)?;
-        self.ports.arena().release(spare.as_mut());
-        Ok(())
+        match moved.map_err(|stopped| stopped.error) {
+            // The child shares the page with its parent: it was there before the fork, so the
+            // kernel has not put it here since.
+            Err(MoveError::Busy) => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => {
+                self.ports.arena().release(spare.as_mut());
+                Ok(())
+            }
+        }
     }
 }
