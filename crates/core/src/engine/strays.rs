@@ -46,7 +46,8 @@ impl<P: Ports> Engine<P> {
     }
 
     /// Removes the page of the program at `page` by a move to the spare frame, which leaves the
-    /// mapping as it is.
+    /// Removes the page of the program at `page` by a move to the spare frame, which leaves the
+    /// mapping as it is. Leaves a page that the child shares with its parent.
     fn remove_stray(
         &self,
         steady: &Steady<'_, P>,
@@ -57,14 +58,12 @@ impl<P: Ports> Engine<P> {
         debug_assert_eq!(spare.order, Order::ZERO, "the spare frame is one page");
         let moved = self.ports.address_space().move_out(steady, entries, page, spare.head, 1);
         match moved.map_err(|stopped| stopped.error) {
+            Ok(_) => self.ports.arena().release(spare.as_mut()),
             // The child shares the page with its parent: it was there before the fork, so the
             // kernel has not put it here since.
-            Err(MoveError::Busy) => Ok(()),
-            Err(error) => Err(error),
-            Ok(_) => {
-                self.ports.arena().release(spare.as_mut());
-                Ok(())
-            }
+            Err(MoveError::Busy) => {}
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 }

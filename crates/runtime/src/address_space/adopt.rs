@@ -75,7 +75,7 @@ fn adopt_all(events: MappingEvents, registered: impl FnOnce()) -> bool {
     let paused = events.allocations.pause();
     let found = find(events, &EVERYTHING, mapped.as_ref());
     mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
-    adopt(events, paused, (&EVERYTHING, found), Registered { at_once: registered, adopting: || {} })
+    adopt(events, paused, &EVERYTHING, found, Registered { at_once: registered, adopting: || {} })
 }
 
 /// Adopts the unmanaged memory in `within`. Calls `registered` when further touches fault, before
@@ -83,10 +83,8 @@ fn adopt_all(events: MappingEvents, registered: impl FnOnce()) -> bool {
 /// memory.
 pub(crate) fn adopt_part(events: MappingEvents, within: &Range<usize>, registered: impl FnOnce()) -> bool {
     let paused = events.allocations.pause();
-    let mut found = find(events, within, None);
-    let ranges = events.activated.engine.ports().space.ranges();
-    found.mappings.retain(|mapping| !unmanaged_in(ranges, mapping, within).is_empty());
-    adopt(events, paused, (within, found), Registered { at_once: || {}, adopting: registered })
+    let found = find(events, within, None);
+    adopt(events, paused, within, found, Registered { at_once: || {}, adopting: registered })
 }
 
 /// Handles a fault at `page` in a registered reserve: adopts the memory by which the mapping has
@@ -126,7 +124,7 @@ pub(crate) fn join_mappings(events: MappingEvents, range: &Range<usize>) {
 /// The mappings whose registration differs from what it must be, in ascending order.
 #[derive(Default)]
 struct Found {
-    /// Mappings that can be managed and have unmanaged parts.
+    /// Mappings that can be managed and have unmanaged parts where memory is adopted.
     mappings: Vec<Range<usize>>,
     /// Reserves without their windows that are not registered.
     reserves: Vec<Range<usize>>,
@@ -155,7 +153,8 @@ fn unmanaged_in(ranges: &Ranges, mapping: &Range<usize>, within: &Range<usize>) 
 fn adopt(
     events: MappingEvents,
     paused: Paused<'_>,
-    (within, Found { mappings, reserves, others }): (&Range<usize>, Found),
+    within: &Range<usize>,
+    Found { mappings, reserves, others }: Found,
     registered: Registered<impl FnOnce(), impl FnOnce()>,
 ) -> bool {
     if mappings.is_empty() && reserves.is_empty() && others.is_empty() {
@@ -273,7 +272,7 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
                 || !thread_control_block::is_at_top(&space.descriptors().memory, &(mapping.start..mapping.end)));
         if is_managed {
             let parts = events.context.agent_memory.outside(mapping.start..mapping.end).into_iter();
-            found.mappings.extend(parts.filter(|part| !space.ranges().missing(part.clone()).is_empty()));
+            found.mappings.extend(parts.filter(|part| !unmanaged_in(space.ranges(), part, within).is_empty()));
         } else if is_private_anonymous(mapping) {
             let is_accessible = mapping.readable || mapping.writable || mapping.executable;
             let window_end = mapping.end.min(mapping.start + window);
