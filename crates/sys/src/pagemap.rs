@@ -182,17 +182,31 @@ pub fn each_run(pagemap: impl AsFd, range: Range<usize>, found: &mut dyn FnMut(R
 /// Returns the number of anonymous resident pages, from a process's `statm`: resident pages less
 /// shared pages.
 pub fn anon_resident_pages(statm: impl AsFd) -> u64 {
-    let mut text = [0u8; 128];
-    let read = rustix::io::pread(statm, &mut text, 0).unwrap_or(0);
-    anon_resident(&text[..read])
+    with_statm(statm, anon_resident).unwrap_or(0)
+}
+
+/// Returns the number of mapped pages, from a process's `statm`. It is 0 for a thread without
+/// memory.
+pub fn mapped_pages(statm: impl AsFd) -> Option<u64> {
+    with_statm(statm, |text| statm_field(text, 0))?
 }
 
 /// Returns the number of pages of a process's writable private mappings and stacks, from its
 /// `statm`.
 pub fn data_pages(statm: impl AsFd) -> u64 {
+    with_statm(statm, |text| statm_field(text, 5)).flatten().unwrap_or(0)
+}
+
+/// Returns what `read` finds in the text of a `statm`; `None` if the kernel refuses it.
+fn with_statm<R>(statm: impl AsFd, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
     let mut text = [0u8; 128];
-    let read = rustix::io::pread(statm, &mut text, 0).unwrap_or(0);
-    text[..read].split(|&byte| byte == b' ').map(number).nth(5).unwrap_or(0)
+    let len = rustix::io::pread(statm, &mut text, 0).ok()?;
+    Some(read(&text[..len]))
+}
+
+/// Returns field `field`, from 0 on, of the text of a `statm`.
+fn statm_field(statm: &[u8], field: usize) -> Option<u64> {
+    statm.split(|&byte| byte == b' ').nth(field).filter(|digits| !digits.is_empty()).map(number)
 }
 
 /// Returns the number of anonymous resident pages in the text of a `statm`.

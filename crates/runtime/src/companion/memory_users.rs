@@ -19,6 +19,7 @@
 
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::identity;
+use foliomem_sys::pagemap::mapped_pages;
 use foliomem_sys::region;
 use foliomem_sys::seccomp::{self, Call};
 use foliomem_sys::thread::{self, MemoryOf};
@@ -218,14 +219,6 @@ fn is_of_one_size(theirs: &OwnedFd, ours: impl AsFd) -> bool {
         before = after;
     }
     false
-}
-
-/// Returns the first number of a `statm`: the mapped pages. It is 0 for a thread without memory.
-fn mapped_pages(statm: impl AsFd) -> Option<u64> {
-    let mut text = [0u8; 128];
-    let read = rustix::io::pread(statm, &mut text, 0).ok()?;
-    let digits = text[..read].split(|&byte| byte == b' ').next()?;
-    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 /// Passes the numeric names in a directory under `/proc` to `visit` until it returns a value, and
