@@ -46,7 +46,6 @@ impl<P: Ports> Engine<P> {
     }
 
     /// Removes the page of the program at `page` by a move to the spare frame, which leaves the
-    /// Removes the page of the program at `page` by a move to the spare frame, which leaves the
     /// mapping as it is. Leaves a page that the child shares with its parent.
     fn remove_stray(
         &self,
