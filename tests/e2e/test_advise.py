@@ -84,6 +84,14 @@ def test_a_trace_gives_the_same_advice_again(advised):
     assert chosen["least"] == advice["least"]
 
 
+def test_least_limits_do_not_depend_on_the_limits_of_the_table(advised):
+    trace, advice, _ = advised
+    found_mib = [of["limit_bytes"] // MIB for of in advice["least"] if of["limit_bytes"]]
+    beside = ",".join(f"{mib + more}M" for mib in found_mib for more in (2, 5, 9))
+    chosen = json.loads(cli("advise", str(trace), "--at", beside, "--json", "-", timeout=240).ok().out)
+    assert chosen["least"] == advice["least"], (chosen["least"], advice["least"], beside)
+
+
 def test_what_fits_a_roomy_limit_is_all_that_a_run_in_it_tells(tmp_path):
     argv = [PYTHON, str(PROGRAMS / "big_array.py"), "96"]
     got = cli("advise", "--limit", "1G", "--json", "-", "--quiet", "--", *argv, timeout=120).ok()

@@ -103,10 +103,10 @@ pub fn advise(path: &Path, summary: &Summary, limits_mib: &[u64], threads: usize
     };
     let grid: Vec<u64> =
         GRID_PERCENT.iter().map(|percent| (need_mib * percent / 100).max(MIN_LIMIT_MIB.into())).collect();
-    let shown = if limits_mib.is_empty() { &grid } else { limits_mib };
-    points.look(shown)?;
+    // The least limits are found first: they must not depend on the limits that somebody asks for.
     let least = WANTED.iter().map(|&slowdown| points.least(slowdown, &grid, need_mib)).collect::<Result<_, _>>()?;
-    let mut shown = shown.to_vec();
+    let mut shown = if limits_mib.is_empty() { grid } else { limits_mib.to_vec() };
+    points.look(&shown)?;
     shown.sort_unstable_by(|a, b| b.cmp(a));
     shown.dedup();
     Ok(Advice {
