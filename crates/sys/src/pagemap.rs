@@ -129,6 +129,15 @@ pub fn is_huge(pagemap: impl AsFd, address: usize) -> bool {
     regions == Ok(1)
 }
 
+/// Returns whether a page is at `address` that other processes map, too, or is the kernel's page of
+/// zeros.
+pub fn is_shared(pagemap: impl AsFd, address: usize) -> bool {
+    let mut bits = [0u8; size_of::<u64>()];
+    let read = rustix::io::pread(pagemap, &mut bits, (address / PAGE_BYTES * size_of::<u64>()) as u64);
+    // Bit 63 is set for a page, bit 56 for one that only this process maps.
+    read == Ok(size_of::<u64>()) && u64::from_ne_bytes(bits) >> 56 & 0x81 == 0x80
+}
+
 /// Returns the number of bytes from `start` on that have content without a gap, up to `end`.
 pub fn leading_present_bytes(pagemap: impl AsFd, start: usize, end: usize) -> usize {
     let mut until = start;

@@ -11,6 +11,7 @@ use crate::run_tokens::UniqueRun;
 use crate::sync::atomic::Ordering::Relaxed;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{Order, PageNumber};
+use std::ops::Range;
 
 impl<P: Ports> Engine<P> {
     /// Serves a first touch with a folio of the highest order that fits the mapping and is wholly
@@ -52,7 +53,9 @@ impl<P: Ports> Engine<P> {
                     if self.config.make_ahead {
                         self.readahead.touched(pages.clone());
                     }
-                    return step(self.map_in_valid(steady, entries, head), FaultKind::FirstTouch, pages);
+                    let served = self.map_in_valid(steady, entries, head);
+                    self.leave_present(entries, pages.clone());
+                    return step(served, FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
                 Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Step::Fragmented(order),
@@ -71,6 +74,22 @@ impl<P: Ports> Engine<P> {
             return Step::LookAgain;
         }
         if tries.is_last() { self.zero_unmanaged(steady, entries, page) } else { Step::OverLimit(1) }
+    }
+
+    /// Drops those pages of a new folio, whose content is zeros, that could not be mapped in
+    /// because the program has pages there: they are not adopted yet. The program does not fault on
+    /// them, so no later fault would find them.
+    fn leave_present(&self, entries: &mut Entries, pages: Range<PageNumber>) {
+        if !(pages.start.0..pages.end.0).any(|page| entries.get(PageNumber(page)).is_out()) {
+            return;
+        }
+        let mut present: Vec<Range<PageNumber>> = Vec::new();
+        self.ports.address_space().for_each_present(pages, &mut |run| present.push(run));
+        for page in present.into_iter().flat_map(|run| run.start.0..run.end.0).map(PageNumber) {
+            if entries.get(page).is_out() {
+                self.drop_pages(entries, page.folio(Order::ZERO));
+            }
+        }
     }
 
     /// Returns whether a run of `order` may become available soon.

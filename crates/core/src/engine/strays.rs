@@ -6,24 +6,32 @@
 //! yet, so such a page has no content of its own. The content is staged or swapped out, and the
 //! page must go, or the child would read zeros instead.
 //!
+//! A page that the child shares with its parent is no stray: it was there before the fork. The
+//! parent's agent did not know it, because a thread had unmapped memory, and another one had mapped
+//! and filled memory in the same place, and no event of it had been received. The page is the
+//! program's, and the engine's content belongs to the memory that is gone.
+//!
 //! Locks: the caller is the only thread that uses the engine.
 
 use super::Engine;
-use crate::page_table::Entries;
-use crate::ports::{AddressSpace, Arena, MoveError, Ports, Steady};
+use crate::page_table::{Block, Entries};
+use crate::ports::{AddressSpace, Arena, MoveError, Ports, Steady, Stopped};
 use crate::run_tokens::UniqueRun;
 use foliomem_types::units::{Order, PageNumber};
 use std::ops::Range;
 
 impl<P: Ports> Engine<P> {
-    /// Removes all stray pages. The child of a fork calls this as soon as its memory is registered,
-    /// so that no more of them can appear. No other call may be in progress.
+    /// Removes all stray pages, and drops the content of pages that the child shares with its
+    /// parent. The child of a fork calls this as soon as its memory is registered, so that no more
+    /// strays can appear. No other call may be in progress.
     ///
     /// # Errors
-    /// The kernel refuses to remove a page, as it does where the program may not write.
+    /// The first refusal of the kernel to remove a page, as where the program may not write. All
+    /// other strays are removed.
     pub fn remove_strays(&self) -> Result<(), MoveError> {
         let Some(mut spare) = self.spare.lock().take() else { unreachable!("no other call uses the spare frame") };
-        let removed = self.table.blocks().try_for_each(|block| self.remove_strays_of(&mut block.lock(), &mut spare));
+        let each = |block: &Block| self.remove_strays_of(&mut block.lock(), &mut spare);
+        let removed = self.table.blocks().map(each).fold(Ok(()), Result::and);
         *self.spare.lock() = Some(spare);
         removed
     }
@@ -36,32 +44,33 @@ impl<P: Ports> Engine<P> {
         let mut present: Vec<Range<PageNumber>> = Vec::new();
         self.ports.address_space().for_each_present(pages, &mut |run| present.push(run));
         let Some(steady) = self.ports.address_space().steady() else { return Err(MoveError::Changing) };
-        let present = present.into_iter().flat_map(|run| run.start.0..run.end.0).map(PageNumber);
-        for page in present {
+        let mut removed = Ok(());
+        for page in present.into_iter().flat_map(|run| run.start.0..run.end.0).map(PageNumber) {
             if entries.get(page).is_out() {
-                self.remove_stray(&steady, entries, page, spare)?;
+                removed = removed.and(self.remove_stray(&steady, entries, page, spare));
             }
         }
-        Ok(())
+        removed
     }
 
     /// Removes the page of the program at `page` by a move to the spare frame, which leaves the
-    /// mapping as it is. Leaves a page that the child shares with its parent.
+    /// mapping as it is. If the page is no stray, drops the engine's content instead.
     fn remove_stray(
         &self,
         steady: &Steady<'_, P>,
-        entries: &Entries,
+        entries: &mut Entries,
         page: PageNumber,
         spare: &mut UniqueRun,
     ) -> Result<(), MoveError> {
         debug_assert_eq!(spare.order, Order::ZERO, "the spare frame is one page");
-        let moved = self.ports.address_space().move_out(steady, entries, page, spare.head, 1);
-        match moved.map_err(|stopped| stopped.error) {
-            Ok(_) => self.ports.arena().release(spare.as_mut()),
-            // The child shares the page with its parent: it was there before the fork, so the
-            // kernel has not put it here since.
-            Err(MoveError::Busy) => {}
-            Err(error) => return Err(error),
+        let space = self.ports.address_space();
+        match space.move_out(steady, entries, page, spare.head, 1) {
+            Ok(()) => self.ports.arena().release(spare.as_mut()),
+            // Only a page that is not the kernel's page of zeros can be busy.
+            Err(Stopped { error: MoveError::Busy, .. }) if space.is_shared(page) => {
+                self.drop_pages(entries, page.folio(Order::ZERO));
+            }
+            Err(stopped) => return Err(stopped.error),
         }
         Ok(())
     }

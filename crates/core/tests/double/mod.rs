@@ -445,6 +445,10 @@ impl AddressSpace for Double {
         }
     }
 
+    fn is_shared(&self, page: PageNumber) -> bool {
+        self.state.lock().shared.contains(&page.0)
+    }
+
     fn move_in(&self, _steady: &Steady<'_>, block: &Entries, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         assert_held(block, to.0..to.0 + u64::from(run.frames()));
         let mut state = self.state.lock();

@@ -68,12 +68,68 @@ fn a_child_has_its_content_and_not_the_zeros_that_came_first() {
 
 #[test]
 fn strays_that_cannot_be_removed_are_reported() {
-    let mut world = World::new(1 << 4, 4, 4000, 64);
-    fill(&mut world, 0..512, COMPRESSIBLE);
-    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
-    world.add_strays(1);
-    world.engine.ports().state.lock().refusing.insert(BASE + 100);
-    assert_eq!(world.engine.remove_strays(), Err(MoveError::Refused));
+    for (error, refuse) in [(MoveError::Refused, 100), (MoveError::Busy, 0)] {
+        let mut world = World::new(1 << 4, 4, 4000, 64);
+        fill(&mut world, 0..512, COMPRESSIBLE);
+        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        world.add_strays(1);
+        {
+            let mut state = world.engine.ports().state.lock();
+            let set = if error == MoveError::Busy { &mut state.pinned } else { &mut state.refusing };
+            set.insert(BASE + refuse);
+        }
+        assert_eq!(world.engine.remove_strays(), Err(error));
+        let state = world.engine.ports().state.lock();
+        assert_eq!(state.program.keys().copied().collect::<Vec<_>>(), [BASE + refuse], "the others are removed");
+    }
+}
+
+#[test]
+fn a_page_that_a_child_shares_with_its_parent_is_its_content() {
+    for sizes in [1 << 0, 1 << 4, 1 << 9] {
+        let mut world = World::new(sizes, 4, 4000, 64);
+        fill(&mut world, 0..512, COMPRESSIBLE);
+        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        // Another thread's new mapping, of which no event is received.
+        let newer = BASE + 30..BASE + 40;
+        {
+            let mut state = world.engine.ports().state.lock();
+            state.program.extend(newer.clone().map(|page| (page, 9)));
+            state.shared.extend(newer.clone());
+            state.charged += 10;
+        }
+        world.model.extend(newer.map(|page| (page, 9)));
+        world.add_strays(3);
+        world.engine.remove_strays().unwrap();
+        assert_eq!(world.engine.swapped_pages(), 502);
+        world.check();
+        world.bring_all_in();
+        (0..512).for_each(|page| world.verify(BASE + page));
+    }
+}
+
+#[test]
+fn a_new_folio_does_not_cover_pages_that_the_program_has() {
+    for order in [4, 9] {
+        let mut world = World::new(1 << order, 4, 4000, 64);
+        world.map(0, 512);
+        // They are not adopted yet.
+        let native = BASE + 4..BASE + 7;
+        {
+            let mut state = world.engine.ports().state.lock();
+            state.program.extend(native.clone().map(|page| (page, 9)));
+            state.charged += 3;
+            state.changes = 1;
+        }
+        world.model.extend(native.map(|page| (page, 9)));
+        assert_eq!(world.engine.fault(&mut world.worker, PageNumber(BASE)), Served::Again);
+        assert_eq!(world.engine.staged_pages(), (1 << order) - 3);
+        world.engine.ports().state.lock().changes = 0;
+        assert_eq!(world.engine.adopt(PageNumber(BASE)..PageNumber(BASE + 512)), Ok(()));
+        world.check();
+        world.bring_all_in();
+        (0..512).for_each(|page| world.verify(BASE + page));
+    }
 }
 
 #[test]

@@ -67,6 +67,10 @@ impl AddressSpace for LabMachine {
         }
     }
 
+    fn is_shared(&self, _page: PageNumber) -> bool {
+        false
+    }
+
     #[inline]
     fn move_in(&self, _steady: &(), _block: &Entries, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run.frames());

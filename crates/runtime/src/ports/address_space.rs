@@ -399,6 +399,10 @@ impl ports::AddressSpace for AddressSpace {
         }
     }
 
+    fn is_shared(&self, page: PageNumber) -> bool {
+        pagemap::is_shared(&self.attachment.descriptors().pagemap, address(page))
+    }
+
     fn move_in(
         &self,
         _steady: &Self::Steady<'_>,
