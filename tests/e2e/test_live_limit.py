@@ -183,8 +183,6 @@ def test_changes_are_in_the_trace(tmp_path):
     assert seen[0] == 512 and [limit for limit in seen if limit in limits] == limits, seen
 
 
-# A child of the program reads zeros in about one of eight runs on a busy machine (docs/guide/limitations.md, "Known faults").
-@pytest.mark.xfail(reason="a known fault that is not explained yet", strict=False)
 @few_tortures
 def test_memory_is_right_while_the_limit_goes_up_and_down(stress, torture):
     mib, seconds = (64, 8) if torture else (256, 60 if LONG else 12)

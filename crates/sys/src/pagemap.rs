@@ -377,6 +377,18 @@ mod tests {
     }
 
     #[test]
+    fn an_own_page_is_not_shared() {
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let region = Region::reserve(3 * PAGE_BYTES).unwrap();
+        region.set_huge_pages(0, region.len(), crate::region::HugePages::Forbidden).unwrap();
+        region.populate(0, PAGE_BYTES).unwrap();
+        let page = |index: usize| region.start() + index * PAGE_BYTES;
+        // SAFETY: the region is mapped, and nobody writes to it.
+        std::hint::black_box(unsafe { region.slice(PAGE_BYTES, 1) }[0]);
+        assert_eq!([0, 1, 2].map(|index| is_shared(&pagemap, page(index))), [false, true, false], "own, zeros, none");
+    }
+
+    #[test]
     fn a_guard_is_not_content() {
         let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
         let region = Region::reserve(4 * PAGE_BYTES).unwrap();
