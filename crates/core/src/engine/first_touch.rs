@@ -80,15 +80,8 @@ impl<P: Ports> Engine<P> {
     /// because the program has pages there: they are not adopted yet. The program does not fault on
     /// them, so no later fault would find them.
     fn leave_present(&self, entries: &mut Entries, pages: Range<PageNumber>) {
-        if !(pages.start.0..pages.end.0).any(|page| entries.get(PageNumber(page)).is_out()) {
-            return;
-        }
-        let mut present: Vec<Range<PageNumber>> = Vec::new();
-        self.ports.address_space().for_each_present(pages, &mut |run| present.push(run));
-        for page in present.into_iter().flat_map(|run| run.start.0..run.end.0).map(PageNumber) {
-            if entries.get(page).is_out() {
-                self.drop_pages(entries, page.folio(Order::ZERO));
-            }
+        for page in self.out_but_present(entries, pages) {
+            self.drop_pages(entries, page.folio(Order::ZERO));
         }
     }
 

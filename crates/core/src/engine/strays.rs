@@ -6,10 +6,10 @@
 //! yet, so such a page has no content of its own. The content is staged or swapped out, and the
 //! page must go, or the child would read zeros instead.
 //!
-//! A page that the child shares with its parent is no stray: it was there before the fork. The
-//! parent's agent did not know it, because a thread had unmapped memory, and another one had mapped
-//! and filled memory in the same place, and no event of it had been received. The page is the
-//! program's, and the engine's content belongs to the memory that is gone.
+//! A page that the child shares with its parent is no stray: it was there before the fork, and it
+//! is the program's. The parent's engine had content for it, because another mapping had been there
+//! whose end no event had told yet, or because a page had moved in that nobody had counted. That
+//! content goes.
 //!
 //! Locks: the caller is the only thread that uses the engine.
 
@@ -37,20 +37,27 @@ impl<P: Ports> Engine<P> {
     }
 
     fn remove_strays_of(&self, entries: &mut Entries, spare: &mut UniqueRun) -> Result<(), MoveError> {
-        let pages = entries.first()..entries.end();
-        if !(pages.start.0..pages.end.0).any(|page| entries.get(PageNumber(page)).is_out()) {
+        let strays = self.out_but_present(entries, entries.first()..entries.end());
+        if strays.is_empty() {
             return Ok(());
         }
-        let mut present: Vec<Range<PageNumber>> = Vec::new();
-        self.ports.address_space().for_each_present(pages, &mut |run| present.push(run));
         let Some(steady) = self.ports.address_space().steady() else { return Err(MoveError::Changing) };
-        let mut removed = Ok(());
-        for page in present.into_iter().flat_map(|run| run.start.0..run.end.0).map(PageNumber) {
-            if entries.get(page).is_out() {
-                removed = removed.and(self.remove_stray(&steady, entries, page, spare));
-            }
+        let remove = |page| self.remove_stray(&steady, entries, page, spare);
+        strays.into_iter().map(remove).fold(Ok(()), Result::and)
+    }
+
+    /// Returns those of `pages`, which are of one block, that are staged or swapped out although
+    /// the program has them.
+    pub(super) fn out_but_present(&self, entries: &Entries, pages: Range<PageNumber>) -> Vec<PageNumber> {
+        let is_out = |page: &PageNumber| entries.get(*page).is_out();
+        let mut found = Vec::new();
+        // The look at the program is a system call.
+        if (pages.start.0..pages.end.0).map(PageNumber).any(|page| is_out(&page)) {
+            self.ports.address_space().for_each_present(pages, &mut |run| {
+                found.extend((run.start.0..run.end.0).map(PageNumber).filter(is_out));
+            });
         }
-        removed
+        found
     }
 
     /// Removes the page of the program at `page` by a move to the spare frame, which leaves the

@@ -77,7 +77,8 @@ pub trait AddressSpace: Shared {
     /// Calls `found` with each maximal run of pages in `pages` that have content in the program, in
     /// ascending order.
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>));
-    /// Returns whether the program has `page`, and another process maps it, too.
+    /// Returns whether the program has `page`, and another process maps it, too. The kernel's page
+    /// of zeros counts as shared.
     fn is_shared(&self, page: PageNumber) -> bool;
 
     /// Maps the staged pages of `run` into the program at `to`; wakes nobody. The caller has taken

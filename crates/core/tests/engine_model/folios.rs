@@ -9,6 +9,14 @@ use foliomem_types::size_policy::{Advice, SizePolicy};
 use foliomem_types::units::{MAX_ORDER, Order, OrderSet, PageNumber};
 use std::ops::Range;
 
+/// Returns a world with 512 pages in folios of these `sizes`, all swapped out.
+fn swapped_out(sizes: u16) -> World {
+    let mut world = World::new(sizes, 4, 4000, 64);
+    fill(&mut world, 0..512, COMPRESSIBLE);
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+    world
+}
+
 #[test]
 fn a_folio_is_swapped_out_and_in_whole() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
@@ -31,9 +39,7 @@ fn a_folio_is_swapped_out_and_in_whole() {
 fn content_that_a_guard_discarded_does_not_return() {
     // The cases are folios, single pages, and content that is dropped before a fork.
     for (sizes, forks) in [(1 << 4, false), (1 << 0, false), (1 << 4, true)] {
-        let mut world = World::new(sizes, 4, 4000, 64);
-        fill(&mut world, 0..512, COMPRESSIBLE);
-        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        let mut world = swapped_out(sizes);
         world.guard(0, 512, 4);
         let unheard = |world: &World| world.engine.counters().vm.discarded_unheard.get();
         if forks {
@@ -52,9 +58,7 @@ fn content_that_a_guard_discarded_does_not_return() {
 #[test]
 fn a_child_has_its_content_and_not_the_zeros_that_came_first() {
     for sizes in [1 << 0, 1 << 4, 1 << 9] {
-        let mut world = World::new(sizes, 4, 4000, 64);
-        fill(&mut world, 0..512, COMPRESSIBLE);
-        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        let mut world = swapped_out(sizes);
         // Some of the pages are staged.
         world.run(&Step::Read { page: 0, pages: 64 });
         world.engine.stage_oldest(64);
@@ -69,9 +73,7 @@ fn a_child_has_its_content_and_not_the_zeros_that_came_first() {
 #[test]
 fn strays_that_cannot_be_removed_are_reported() {
     for (error, refuse) in [(MoveError::Refused, 100), (MoveError::Busy, 0)] {
-        let mut world = World::new(1 << 4, 4, 4000, 64);
-        fill(&mut world, 0..512, COMPRESSIBLE);
-        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        let mut world = swapped_out(1 << 4);
         world.add_strays(1);
         {
             let mut state = world.engine.ports().state.lock();
@@ -87,9 +89,7 @@ fn strays_that_cannot_be_removed_are_reported() {
 #[test]
 fn a_page_that_a_child_shares_with_its_parent_is_its_content() {
     for sizes in [1 << 0, 1 << 4, 1 << 9] {
-        let mut world = World::new(sizes, 4, 4000, 64);
-        fill(&mut world, 0..512, COMPRESSIBLE);
-        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        let mut world = swapped_out(sizes);
         // Another thread's new mapping, of which no event is received.
         let newer = BASE + 30..BASE + 40;
         {
@@ -134,9 +134,7 @@ fn a_new_folio_does_not_cover_pages_that_the_program_has() {
 
 #[test]
 fn pages_return_alone_while_content_may_be_discarded_unheard() {
-    let mut world = World::new(1 << 4, 4, 4000, 64);
-    fill(&mut world, 0..512, COMPRESSIBLE);
-    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+    let mut world = swapped_out(1 << 4);
     world.engine.expect_unheard_discards();
     let resident = |world: &World| world.engine.resident_pages();
     let before = resident(&world);
