@@ -138,17 +138,22 @@ pub fn is_shared(pagemap: impl AsFd, address: usize) -> bool {
     read == Ok(size_of::<u64>()) && u64::from_ne_bytes(bits) >> 56 & 0x81 == 0x80
 }
 
-/// Returns how many bytes at the start of the `len` bytes have moved from `from` to `to`: the
-/// leading pages that exist at `to` and no longer at `from`. Before the move, each page was in one
-/// of the two places.
-pub fn moved_bytes(pagemap: impl AsFd, to: usize, from: usize, len: usize) -> usize {
-    let is_there = |page: usize| {
-        let mut found = false;
-        present(&pagemap, page, page + PAGE_BYTES, &mut |_| found = true);
-        found
-    };
-    let has_moved = |offset: &usize| is_there(to + offset) && !is_there(from + offset);
-    (0..len).step_by(PAGE_BYTES).take_while(has_moved).count() * PAGE_BYTES
+/// Returns the number of bytes from `start` on that have content without a gap, up to `end`.
+pub fn leading_present_bytes(pagemap: impl AsFd, start: usize, end: usize) -> usize {
+    let mut until = start;
+    present(pagemap, start, end, &mut |run| {
+        if run.start == until {
+            until = run.end;
+        }
+    });
+    until - start
+}
+
+/// Returns the number of bytes from `start` on before the first page with content, up to `end`.
+pub fn leading_absent_bytes(pagemap: impl AsFd, start: usize, end: usize) -> usize {
+    let mut first = end;
+    present(pagemap, start, end, &mut |run| first = first.min(run.start));
+    first - start
 }
 
 /// Does the work of [`present`] with the entries of the file.
@@ -347,16 +352,28 @@ mod tests {
     }
 
     #[test]
-    fn moved_pages_are_counted() {
+    fn leading_pages_are_counted() {
         let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
-        let (to, from) = (Region::reserve(8 * PAGE_BYTES).unwrap(), Region::reserve(8 * PAGE_BYTES).unwrap());
-        let moved = || moved_bytes(&pagemap, to.start(), from.start(), 8 * PAGE_BYTES) / PAGE_BYTES;
-        from.populate(3 * PAGE_BYTES, 5 * PAGE_BYTES).unwrap();
-        assert_eq!(moved(), 0, "a missing page has not moved");
-        to.populate(0, 2 * PAGE_BYTES).unwrap();
-        assert_eq!(moved(), 2);
-        to.populate(2 * PAGE_BYTES, 4 * PAGE_BYTES).unwrap();
-        assert_eq!(moved(), 3, "a page in both places has not moved");
+        // More runs than one call of the kernel returns.
+        let pages = 4 * BATCH;
+        let region = Region::reserve(pages * PAGE_BYTES).unwrap();
+        let page = |index: usize| region.start() + index * PAGE_BYTES;
+        let counted = |from, to| {
+            let (start, end) = (page(from), page(to));
+            let bytes = (leading_present_bytes(&pagemap, start, end), leading_absent_bytes(&pagemap, start, end));
+            (bytes.0 / PAGE_BYTES, bytes.1 / PAGE_BYTES)
+        };
+        assert_eq!(counted(0, pages), (0, pages));
+        region.populate(3 * PAGE_BYTES, 5 * PAGE_BYTES).unwrap();
+        assert_eq!(counted(0, pages), (0, 3));
+        assert_eq!(counted(3, pages), (5, 0));
+        assert_eq!(counted(3, 7), (4, 0), "pages behind the range do not count");
+        assert_eq!(counted(1, 2), (0, 1));
+        for index in (9..pages).step_by(2) {
+            region.populate(index * PAGE_BYTES, PAGE_BYTES).unwrap();
+        }
+        assert_eq!(counted(3, pages), (5, 0));
+        assert_eq!(counted(8, pages), (0, 1));
     }
 
     #[test]

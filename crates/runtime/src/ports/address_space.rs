@@ -14,7 +14,7 @@ use crate::address_space::marks::Marks;
 use crate::address_space::ranges::{self, RangeAdvice, Ranges};
 use crate::address_space::thread_control_block::ControlBlocks;
 use crate::ports::arena_memory::ArenaMemory;
-use crate::ports::attachment::{Attachment, Descriptors, move_error};
+use crate::ports::attachment::{ArenaSide, Attachment, Descriptors, move_error};
 use crate::ports::swap::report_last;
 use crate::tracer::Tracer;
 use foliomem_core::page_table::Entries;
@@ -411,7 +411,7 @@ impl ports::AddressSpace for AddressSpace {
         to: PageNumber,
     ) -> Result<(), Stopped> {
         let Err(Stopped { moved_pages, error }) =
-            self.attachment.move_pages(address(to), self.arena.home(run), run.frames())
+            self.attachment.move_pages(address(to), self.arena.home(run), run.frames(), ArenaSide::Source)
         else {
             return Ok(());
         };
@@ -420,7 +420,8 @@ impl ports::AddressSpace for AddressSpace {
         let mut stopped = Stopped { moved_pages, error };
         if error == MoveError::Exists && Marks::clear_stale(program, pagemap, rest(moved_pages)) {
             let (from, pages) = (self.arena.home(run) + moved_pages as usize * PAGE_BYTES, run.frames() - moved_pages);
-            let Err(again) = self.attachment.move_pages(rest(moved_pages).start, from, pages) else { return Ok(()) };
+            let to = rest(moved_pages).start;
+            let Err(again) = self.attachment.move_pages(to, from, pages, ArenaSide::Source) else { return Ok(()) };
             stopped = Stopped { moved_pages: moved_pages + again.moved_pages, ..again };
         }
         self.marks.set_again(program, pagemap, rest(stopped.moved_pages));
@@ -438,7 +439,7 @@ impl ports::AddressSpace for AddressSpace {
         let (home, start) = (self.arena.home(FrameRun::new(to, Order::ZERO)), address(from));
         let staying = self.control_blocks.first_within(start..start + pages as usize * PAGE_BYTES);
         let before = staying.map_or(pages, |staying| ((staying - start) / PAGE_BYTES) as u32);
-        let moved = match self.attachment.move_pages(home, start, before) {
+        let moved = match self.attachment.move_pages(home, start, before, ArenaSide::Destination) {
             Ok(()) if before < pages => Err(Stopped { moved_pages: before, error: MoveError::Refused }),
             moved => moved,
         };

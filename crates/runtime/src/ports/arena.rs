@@ -6,7 +6,7 @@
 
 use crate::address_space::lent_pages::Lenders;
 use crate::ports::arena_memory::ArenaMemory;
-use crate::ports::attachment::Attachment;
+use crate::ports::attachment::{ArenaSide, Attachment};
 use foliomem_core::ports::{self, Stopped};
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_session::cluster_ownership::Event;
@@ -137,7 +137,7 @@ impl ports::Arena for Arena {
 
     fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
         let home = |frame| self.memory.home(FrameRun::new(frame, Order::ZERO));
-        self.attachment.move_pages(home(to), home(from), pages)
+        self.attachment.move_pages(home(to), home(from), pages, ArenaSide::Destination)
     }
 
     fn hash(&self, run: RunRef<'_>) -> u64 {

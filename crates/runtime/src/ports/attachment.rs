@@ -26,6 +26,15 @@ pub struct Descriptors {
     pub swap_file: Option<OwnedFd>,
 }
 
+/// The side of a move whose pages only the agent changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ArenaSide {
+    /// Pages move out of the arena.
+    Source,
+    /// Pages move into the arena.
+    Destination,
+}
+
 /// The connection to the program.
 pub struct Attachment {
     descriptors: ForkCell<Descriptors>,
@@ -95,8 +104,9 @@ impl Attachment {
         unsafe { std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(from), target, len) };
     }
 
-    /// Moves `pages` pages. On an error, returns how far the move came, as the engine expects.
-    pub(super) fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
+    /// Moves `pages` pages, of which those in `arena` belong to the agent. On an error, returns how
+    /// far the move came, as the engine expects.
+    pub(super) fn move_pages(&self, to: usize, from: usize, pages: u32, arena: ArenaSide) -> Result<(), Stopped> {
         let len = pages as usize * PAGE_BYTES;
         if self.is_detached() {
             self.copy_detached(to, from, len);
@@ -110,17 +120,25 @@ impl Attachment {
             let outcome = unsafe { self.descriptors().program.move_pages(to + moved, from + moved, len - moved) };
             moved += outcome.moved_bytes;
             let Some(error) = outcome.error else { continue };
-            if matches!(error, userfaultfd::MoveError::Exists | userfaultfd::MoveError::NotFound) {
-                // Linux 6.18 repeats a step that has succeeded after a retry, and finds the pages
-                // already moved. So its count of moved bytes is too small.
-                moved += pagemap::moved_bytes(&self.descriptors().pagemap, to + moved, from + moved, len - moved);
-            }
+            moved += self.uncounted_bytes(to + moved, from + moved, len - moved, arena);
             // An error after some progress is an interruption: continue while there is progress.
             if moved == before {
                 return Err(Stopped { moved_pages: (moved / PAGE_BYTES) as u32, error: move_error(error) });
             }
         }
         Ok(())
+    }
+
+    /// Returns how many of the next `len` bytes have moved, after an error. Linux 6.18 repeats a
+    /// step that has succeeded after a retry, and finds the pages already moved. So its count of
+    /// moved bytes is too small. Only the arena shows what has moved: by now the program may have
+    /// moved, discarded or unmapped the pages on its side.
+    fn uncounted_bytes(&self, to: usize, from: usize, len: usize, arena: ArenaSide) -> usize {
+        let pagemap = &self.descriptors().pagemap;
+        match arena {
+            ArenaSide::Source => pagemap::leading_absent_bytes(pagemap, from, from + len),
+            ArenaSide::Destination => pagemap::leading_present_bytes(pagemap, to, to + len),
+        }
     }
 }
 
@@ -134,6 +152,102 @@ pub(super) fn move_error(error: userfaultfd::MoveError) -> MoveError {
         userfaultfd::MoveError::Gone => MoveError::Gone,
         userfaultfd::MoveError::Invalid | userfaultfd::MoveError::NoMemory | userfaultfd::MoveError::Other(_) => {
             MoveError::Refused
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foliomem_sys::region::Region;
+    use foliomem_sys::userfaultfd::{Features, Mode};
+    use std::fs::File;
+    use std::time::Duration;
+
+    const PAGES: usize = 6;
+    const LEN: usize = PAGES * PAGE_BYTES;
+
+    /// An attachment, closed first: unmapping the others would wait for somebody to receive it.
+    struct Attached {
+        attachment: Attachment,
+        arena: Region,
+        memory: Region,
+    }
+
+    /// Attaches memory of the program, and an arena that lacks its first `moved` pages.
+    fn attach(moved: usize) -> Option<Attached> {
+        let program = Userfaultfd::open(Features { events: true }).ok()?;
+        let (arena, memory) = (Region::reserve(LEN).unwrap(), Region::reserve(LEN).unwrap());
+        arena.populate(moved * PAGE_BYTES, LEN - moved * PAGE_BYTES).unwrap();
+        program.register(arena.start(), LEN, Mode::Destination).unwrap();
+        program.register(memory.start(), LEN, Mode::Faults).unwrap();
+        let open = |name| OwnedFd::from(File::open(name).unwrap());
+        let descriptors = Descriptors {
+            program,
+            pagemap: open("/proc/self/pagemap"),
+            maps: open("/proc/self/maps"),
+            memory: open("/proc/self/mem"),
+            swap_file: None,
+        };
+        Some(Attached { attachment: Attachment::new(descriptors), arena, memory })
+    }
+
+    /// Moves `pages` pages, of which the agent then knows nothing.
+    fn move_uncounted(attachment: &Attachment, to: usize, from: usize, pages: usize) {
+        let program = &attachment.descriptors().program;
+        // SAFETY: both sides lie in regions of the test, and no reference into them exists.
+        let outcome = unsafe { program.move_pages(to, from, pages * PAGE_BYTES) };
+        assert_eq!((outcome.moved_bytes, outcome.error), (pages * PAGE_BYTES, None));
+    }
+
+    #[test]
+    fn pages_that_the_kernel_did_not_count_are_counted() {
+        let Some(Attached { attachment, arena, memory }) = &attach(0) else { return };
+        let (home, page) = (arena.start(), memory.start());
+        let uncounted = |to, from, side| attachment.uncounted_bytes(to, from, LEN, side) / PAGE_BYTES;
+        assert_eq!(uncounted(page, home, ArenaSide::Source), 0);
+        move_uncounted(attachment, page, home, 2);
+        assert_eq!(uncounted(page, home, ArenaSide::Source), 2);
+        assert_eq!(attachment.move_pages(page, home, PAGES as u32, ArenaSide::Source), Ok(()), "goes on with the rest");
+        assert_eq!(uncounted(home, page, ArenaSide::Destination), 0);
+        move_uncounted(attachment, home, page, 3);
+        assert_eq!(uncounted(home, page, ArenaSide::Destination), 3);
+        assert_eq!(attachment.move_pages(home, page, PAGES as u32, ArenaSide::Destination), Ok(()));
+    }
+
+    #[test]
+    fn pages_that_the_program_has_discarded_since_have_moved() {
+        let Some(Attached { attachment, arena, memory }) = &attach(2) else { return };
+        // After the event of a discard, nothing shows that it is under way.
+        let moved = attachment.move_pages(memory.start(), arena.start(), 2, ArenaSide::Source);
+        assert_eq!(moved, Ok(()));
+    }
+
+    #[test]
+    fn pages_that_the_program_has_unmapped_since_have_moved() {
+        for side in [ArenaSide::Source, ArenaSide::Destination] {
+            let Some(attached) = attach(0) else { return };
+            let (attachment, home, page) = (&attached.attachment, attached.arena.start(), attached.memory.start());
+            let program = &attachment.descriptors().program;
+            let (to, from) = if side == ArenaSide::Source {
+                (page, home)
+            } else {
+                move_uncounted(attachment, page, home, PAGES);
+                (home, page)
+            };
+            move_uncounted(attachment, to, from, 4);
+            let memory = attached.memory;
+            let moved = std::thread::scope(|scope| {
+                // The program waits in munmap until its event is received.
+                scope.spawn(|| drop(memory));
+                while !program.mapping_is_changing() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let moved = attachment.move_pages(to, from, PAGES as u32, side);
+                assert!(matches!(program.read_message(), Ok(Some(_))), "the event");
+                moved
+            });
+            assert_eq!(moved, Err(Stopped { moved_pages: 4, error: MoveError::Changing }), "{side:?}");
         }
     }
 }
