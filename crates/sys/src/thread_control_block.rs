@@ -12,6 +12,7 @@
 //! block. There is no lock.
 
 use crate::loader;
+use crate::pagemap;
 use crate::seccomp::{self, Call};
 use crate::thread::syscall3;
 use foliomem_types::units::PAGE_BYTES;
@@ -131,12 +132,17 @@ pub fn pages(block: &Range<usize>) -> [usize; BLOCK_PAGES] {
 }
 
 /// Returns whether a control block lies at the top of `stack`, by the content that `memory`
-/// (`/proc/self/mem`) has there.
-pub fn is_at_top(memory: impl AsFd, stack: &Range<usize>) -> bool {
+/// (`/proc/self/mem`) has there. Leaves pages that `pagemap` shows absent as they are: the kernel
+/// would fill them with zeros for the reader.
+pub fn is_at_top(memory: impl AsFd, pagemap: impl AsFd, stack: &Range<usize>) -> bool {
     let mut bytes = [0u8; TOP_BYTES];
-    let start = stack.start.max(stack.end.saturating_sub(TOP_BYTES));
-    let top = &mut bytes[..stack.end - start];
-    // The read ends at the first missing page, to which nobody has written.
+    let mut present = stack.end..stack.end;
+    let top_start = stack.start.max(stack.end.saturating_sub(TOP_BYTES));
+    pagemap::present(pagemap, top_start, stack.end, &mut |run| present = run);
+    if present.end != stack.end || present.is_empty() {
+        return false;
+    }
+    let (start, top) = (present.start, &mut bytes[..present.len()]);
     let Ok(read) = rustix::io::pread(memory, &mut *top, start as u64) else { return false };
     let (words, _) = top[..read].as_chunks::<{ size_of::<usize>() }>();
     let mut blocks = words.chunks_exact(BLOCK_ALIGN_WORDS).zip((start..).step_by(BLOCK_ALIGN));
@@ -175,15 +181,29 @@ mod tests {
 
     #[test]
     fn stacks_are_recognised_by_the_blocks_at_their_tops() {
-        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let open = |name| std::fs::File::open(name).unwrap();
+        let (memory, pagemap) = (open("/proc/self/mem"), open("/proc/self/pagemap"));
+        let is_stack = |range: Range<usize>| is_at_top(&memory, &pagemap, &range);
         let page_of = |address: usize| address & !(PAGE_BYTES - 1);
         let end = std::thread::spawn(move || page_of(own().start) + PAGE_BYTES).join().unwrap();
         // The C library keeps the stack of an ended thread, and the next thread may get it.
-        assert!(is_at_top(&memory, &(end - (1 << 20)..end)));
-        assert!(!is_at_top(&memory, &(end - (1 << 20)..end - PAGE_BYTES * 4)), "the middle of the stack");
+        assert!(is_stack(end - (1 << 20)..end));
+        assert!(!is_stack(end - (1 << 20)..end - PAGE_BYTES * 4), "the middle of the stack");
+        assert!(!is_stack(PAGE_BYTES..2 * PAGE_BYTES), "nothing is mapped there");
+    }
+
+    #[test]
+    fn the_search_for_a_block_fills_no_page() {
+        let open = |name| std::fs::File::open(name).unwrap();
+        let (memory, pagemap) = (open("/proc/self/mem"), open("/proc/self/pagemap"));
         let mapping = crate::region::Region::reserve(1 << 20).unwrap();
-        assert!(!is_at_top(&memory, &(mapping.start()..mapping.start() + mapping.len())));
-        assert!(!is_at_top(&memory, &(PAGE_BYTES..2 * PAGE_BYTES)), "nothing is mapped there");
+        let (start, end) = (mapping.start(), mapping.start() + mapping.len());
+        let absent_bytes = || pagemap::leading_absent_bytes(&pagemap, start, end);
+        assert!(!is_at_top(&memory, &pagemap, &(start..end)));
+        assert_eq!(absent_bytes(), mapping.len());
+        mapping.populate(mapping.len() - PAGE_BYTES, PAGE_BYTES).unwrap();
+        assert!(!is_at_top(&memory, &pagemap, &(start..end)));
+        assert_eq!(absent_bytes(), mapping.len() - PAGE_BYTES);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::address_space::mapping_events::{MappingEvents, PendingFaults};
 use crate::address_space::ranges::{Ranges, pages};
 use crate::companion::placement::SEPARATE_WHILE_GROWING_NS;
 use crate::ports::address_space::AddressSpace;
+use crate::ports::attachment::Descriptors;
 use crate::ports::pieces::Worker;
 use foliomem_core::ports::AddressSpace as _;
 use foliomem_sys::maps::{self, Kind, Mapping};
@@ -249,12 +250,18 @@ fn trace_present(events: MappingEvents, space: &AddressSpace, range: &Range<usiz
 fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
     let space = &events.activated.engine.ports().space;
     let window = window_bytes(events);
+    let is_agents = |page: usize| events.context.agent_memory.outside(page..page + PAGE_BYTES).is_empty();
     // `AddressSpace::is_registered` registers the page; a page of the arena would fault from then
     // on.
     let is_registered = |mapping: &Mapping| {
-        let first = mapping.start..mapping.start + PAGE_BYTES;
-        !events.context.agent_memory.outside(first).is_empty()
-            && space.steady().is_some_and(|_steady| space.is_registered(mapping.start))
+        !is_agents(mapping.start) && space.steady().is_some_and(|_steady| space.is_registered(mapping.start))
+    };
+    // A part of the arena is a mapping of its own for a moment. The read would fill a frame from
+    // which a page moves just then.
+    let is_stack = |mapping: &Mapping| {
+        let Descriptors { memory, pagemap, .. } = space.descriptors();
+        !is_agents(mapping.end - PAGE_BYTES)
+            && thread_control_block::is_at_top(memory, pagemap, &(mapping.start..mapping.end))
     };
     let mut found = Found::default();
     let mut before: Option<(Mapping, bool)> = None;
@@ -269,7 +276,7 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
         let is_managed = may_be_managed(mapping)
             && (!below.is_some_and(|(below, _)| may_be_stack(mapping, below))
                 || is_registered(mapping)
-                || !thread_control_block::is_at_top(&space.descriptors().memory, &(mapping.start..mapping.end)));
+                || !is_stack(mapping));
         if is_managed {
             let parts = events.context.agent_memory.outside(mapping.start..mapping.end).into_iter();
             found.mappings.extend(parts.filter(|part| !unmanaged_in(space.ranges(), part, within).is_empty()));
