@@ -55,7 +55,8 @@ def test_status_shows_what_stats_do_and_what_is_taken_now():
     figures = status(idle.pids[0])
     assert figures["limit_bytes"] == 2048 * MIB and figures["elapsed_ns"] > 0 and figures["processes"] == 1
     assert 90 * MIB < figures["taken_bytes"] <= figures["peak_bytes"] and figures["needed_bytes"] <= figures["need_peak_bytes"]
-    assert taken(figures) == {idle.pids[0]: figures["taken_bytes"]}
+    # The process publishes what it takes from time to time: also between the two readings.
+    assert taken(figures) == {idle.pids[0]: pytest.approx(figures["taken_bytes"], rel=0.1)}
     assert figures["vmstat"].keys() and figures["faults"].keys()
     assert status(idle.run.pid).keys() == figures.keys(), "the supervisor's pid is the run's, too"
     text = cli("ctl", idle.pids[0], "status").ok().out.decode()

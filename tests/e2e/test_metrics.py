@@ -40,7 +40,8 @@ def check(samples):
     assert samples["vmstat_pswpout_total",] > 1000 and samples["limit_exceeded",] in (0, 1)
     assert samples["fault_seconds_count", ("kind", "swap_in")] > 100 and 0 < samples["fault_seconds_sum", ("kind", "swap_in")] < 100
     [process] = [value for key, value in samples.items() if key[0] == "process_taken_bytes"]
-    assert process == samples["taken_bytes",]
+    # The process publishes what it takes from time to time: also between the two readings.
+    assert process == pytest.approx(samples["taken_bytes",], rel=0.1)
 
 
 def waiting(target):
