@@ -81,7 +81,7 @@ impl LinuxPorts {
         let marks = Marks::new(&arena);
         descriptors.program.register(arena.start(), arena.len(), Mode::Destination)?;
         let memory: &'static ArenaMemory = Box::leak(Box::new(ArenaMemory::new(arena)));
-        let attachment: &'static Attachment = Box::leak(Box::new(Attachment::new(descriptors)));
+        let attachment: &'static Attachment = Box::leak(Box::new(Attachment::new(descriptors, memory)));
         Ok(LinuxPorts {
             clock: SystemClock,
             budget: TreeBudget(budget),

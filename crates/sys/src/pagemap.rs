@@ -19,6 +19,8 @@ const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 /// Category of entries of the kernel's swap, of markers and of guards.
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+/// Category of places that have the kernel's page of zeros.
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
 /// Category of pages that are mapped as a part of a huge page.
 const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Category of guards, since Linux 6.15.
@@ -108,6 +110,16 @@ pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnM
 
 /// Returns whether `address` is mapped as a part of a huge page.
 pub fn is_huge(pagemap: impl AsFd, address: usize) -> bool {
+    is_present_as(pagemap, address, PAGE_IS_HUGE)
+}
+
+/// Returns whether the kernel's page of zeros is at `address`.
+pub fn is_page_of_zeros(pagemap: impl AsFd, address: usize) -> bool {
+    is_present_as(pagemap, address, PAGE_IS_PFNZERO)
+}
+
+/// Returns whether the page at `address` is present and of `category`.
+fn is_present_as(pagemap: impl AsFd, address: usize, category: u64) -> bool {
     let mut region = raw::page_region { start: 0, end: 0, categories: 0 };
     let mut scan = raw::pm_scan_arg {
         size: size_of::<raw::pm_scan_arg>() as u64,
@@ -119,9 +131,9 @@ pub fn is_huge(pagemap: impl AsFd, address: usize) -> bool {
         vec_len: 1,
         max_pages: 0,
         category_inverted: 0,
-        category_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
+        category_mask: PAGE_IS_PRESENT | category,
         category_anyof_mask: 0,
-        return_mask: PAGE_IS_HUGE,
+        return_mask: category,
     };
     // SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg` and writes at most one element to `region`, which
     // outlives the call.
@@ -349,6 +361,19 @@ mod tests {
                 prop_assert!(shared_anon(&rollup("0", digits.as_bytes())) >= 0);
             }
         }
+    }
+
+    #[test]
+    fn the_kernels_page_of_zeros_is_known() {
+        let open = |name| std::fs::File::open(name).unwrap();
+        let (memory, pagemap) = (open("/proc/self/mem"), open("/proc/self/pagemap"));
+        let region = Region::reserve(2 * PAGE_BYTES).unwrap();
+        let is_zeros = |index| is_page_of_zeros(&pagemap, region.start() + index * PAGE_BYTES);
+        region.populate(0, PAGE_BYTES).unwrap();
+        assert!(!is_zeros(0) && !is_zeros(1), "absent");
+        rustix::io::pread(&memory, &mut [0u8; 2 * PAGE_BYTES], region.start() as u64).unwrap();
+        assert!(!is_zeros(0), "a page of its own that has zeros");
+        assert!(is_zeros(1));
     }
 
     #[test]

@@ -8,8 +8,7 @@
 //!
 //! A page that the child shares with its parent is no stray: it was there before the fork, and it
 //! is the program's. The parent's engine had content for it, because another mapping had been there
-//! whose end no event had told yet, or because a page had moved in that nobody had counted. That
-//! content goes.
+//! whose end no event had told yet. That content goes.
 //!
 //! Locks: the caller is the only thread that uses the engine.
 

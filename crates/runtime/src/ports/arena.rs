@@ -67,14 +67,6 @@ impl Arena {
         populated
     }
 
-    /// Discards memory of the arena by installing a guard. The kernel sends no message about that,
-    /// so it is cheaper than [`unregistered`](Self::unregistered), and no other thread waits.
-    fn discard_by_guard(&self, offset: usize, len: usize) -> bool {
-        // No part of a huge page is freed while it is whole.
-        let _ = self.memory.split_huge(offset, len);
-        self.memory.guard(offset, len).is_ok() && self.memory.unguard(offset, len).is_ok()
-    }
-
     /// Runs `act` with `run` unregistered. While the run is registered, `act` would raise a mapping
     /// event and wait until a thread of the agent has received it.
     fn unregistered(&self, run: FrameRun, act: impl FnOnce() -> Result<(), Errno>) -> bool {
@@ -108,7 +100,7 @@ impl ports::Arena for Arena {
 
     fn release(&self, run: RunMut<'_>) {
         let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
-        if run.order < MAX_ORDER && self.can_guard && self.discard_by_guard(offset, len) {
+        if run.order < MAX_ORDER && self.can_guard && self.memory.discard_by_guard(offset, len) {
             return;
         }
         let released = self.unregistered(*run, || {

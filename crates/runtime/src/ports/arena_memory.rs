@@ -43,6 +43,15 @@ impl ArenaMemory {
         self.start() + offset(run)
     }
 
+    /// Frees the frames of a range by installing a guard. The kernel sends no mapping event about
+    /// that, so no other thread waits. Returns false if the kernel has no guards
+    /// (`MADV_GUARD_INSTALL`).
+    pub fn discard_by_guard(&self, offset: usize, len: usize) -> bool {
+        // No part of a huge page is freed while it is whole.
+        let _ = self.split_huge(offset, len);
+        self.guard(offset, len).is_ok() && self.unguard(offset, len).is_ok()
+    }
+
     /// Returns the bytes of a populated run, to read.
     pub fn bytes<'a>(&'a self, run: RunRef<'a>) -> &'a [u8] {
         // SAFETY: the token keeps writers out while it lives. The run is populated: only populated

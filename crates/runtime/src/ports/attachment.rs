@@ -3,6 +3,7 @@
 //! After a fork the child makes descriptors of its own. A child whose companion cannot start is
 //! *detached*: its only thread copies its memory back by itself. There is no lock.
 
+use crate::ports::arena_memory::ArenaMemory;
 use foliomem_core::ports::{MoveError, Stopped};
 use foliomem_sys::fork_cell::ForkCell;
 use foliomem_sys::pagemap;
@@ -38,16 +39,18 @@ pub(super) enum ArenaSide {
 /// The connection to the program.
 pub struct Attachment {
     descriptors: ForkCell<Descriptors>,
+    arena: &'static ArenaMemory,
     /// Set by [`Attachment::detach`].
     is_detached: AtomicBool,
     detached_swap_file: AtomicI32,
 }
 
 impl Attachment {
-    /// Makes the connection by `descriptors`.
-    pub(super) fn new(descriptors: Descriptors) -> Attachment {
+    /// Makes the connection by `descriptors`. Frames lie in `arena`, which is registered.
+    pub(super) fn new(descriptors: Descriptors, arena: &'static ArenaMemory) -> Attachment {
         Attachment {
             descriptors: ForkCell::new(descriptors),
+            arena,
             is_detached: AtomicBool::new(false),
             detached_swap_file: AtomicI32::new(-1),
         }
@@ -122,7 +125,7 @@ impl Attachment {
             let Some(error) = outcome.error else { continue };
             moved += self.uncounted_bytes(to + moved, from + moved, len - moved, arena);
             // An error after some progress is an interruption: continue while there is progress.
-            if moved == before {
+            if moved == before && !(arena == ArenaSide::Destination && self.remove_stray(to + moved, from + moved)) {
                 return Err(Stopped { moved_pages: (moved / PAGE_BYTES) as u32, error: move_error(error) });
             }
         }
@@ -137,8 +140,26 @@ impl Attachment {
         let pagemap = &self.descriptors().pagemap;
         match arena {
             ArenaSide::Source => pagemap::leading_absent_bytes(pagemap, from, from + len),
-            ArenaSide::Destination => pagemap::leading_present_bytes(pagemap, to, to + len),
+            ArenaSide::Destination => {
+                let len = pagemap::leading_present_bytes(pagemap, to, to + len);
+                let has_moved = |offset: &usize| !self.is_stray(to + offset, from + offset);
+                (0..len).step_by(PAGE_BYTES).take_while(has_moved).count() * PAGE_BYTES
+            }
         }
+    }
+
+    /// Returns whether the page in the frame at `to` is a stray: for whoever reads an unpopulated
+    /// frame, as a debugger may, the kernel puts its page of zeros there. A page that has moved
+    /// from `from` may be one, too; but then the program has a newer page at `from`.
+    fn is_stray(&self, to: usize, from: usize) -> bool {
+        let pagemap = &self.descriptors().pagemap;
+        pagemap::is_page_of_zeros(pagemap, to) && pagemap::leading_present_bytes(pagemap, from, from + PAGE_BYTES) > 0
+    }
+
+    /// Removes a stray from the frame at `to`, to which no page can move otherwise. Returns whether
+    /// there was one.
+    fn remove_stray(&self, to: usize, from: usize) -> bool {
+        self.is_stray(to, from) && self.arena.discard_by_guard(to - self.arena.start(), PAGE_BYTES)
     }
 }
 
@@ -170,14 +191,15 @@ mod tests {
     /// An attachment, closed first: unmapping the others would wait for somebody to receive it.
     struct Attached {
         attachment: Attachment,
-        arena: Region,
+        arena: &'static ArenaMemory,
         memory: Region,
     }
 
     /// Attaches memory of the program, and an arena that lacks its first `moved` pages.
     fn attach(moved: usize) -> Option<Attached> {
         let program = Userfaultfd::open(Features { events: true }).ok()?;
-        let (arena, memory) = (Region::reserve(LEN).unwrap(), Region::reserve(LEN).unwrap());
+        let [arena, memory] = [(); 2].map(|()| Region::reserve(LEN).unwrap());
+        let arena: &ArenaMemory = Box::leak(Box::new(ArenaMemory::new(arena)));
         arena.populate(moved * PAGE_BYTES, LEN - moved * PAGE_BYTES).unwrap();
         program.register(arena.start(), LEN, Mode::Destination).unwrap();
         program.register(memory.start(), LEN, Mode::Faults).unwrap();
@@ -189,7 +211,7 @@ mod tests {
             memory: open("/proc/self/mem"),
             swap_file: None,
         };
-        Some(Attached { attachment: Attachment::new(descriptors), arena, memory })
+        Some(Attached { attachment: Attachment::new(descriptors, arena), arena, memory })
     }
 
     /// Moves `pages` pages, of which the agent then knows nothing.
@@ -213,6 +235,33 @@ mod tests {
         move_uncounted(attachment, home, page, 3);
         assert_eq!(uncounted(home, page, ArenaSide::Destination), 3);
         assert_eq!(attachment.move_pages(home, page, PAGES as u32, ArenaSide::Destination), Ok(()));
+    }
+
+    #[test]
+    fn frames_that_somebody_has_read_take_pages() {
+        let Some(Attached { attachment, arena, memory }) = &attach(PAGES) else { return };
+        let (home, page) = (arena.start(), memory.start());
+        // Only a kernel with guards can remove the pages of zeros.
+        if !arena.discard_by_guard(0, PAGE_BYTES) {
+            return;
+        }
+        let Descriptors { program, memory: file, .. } = attachment.descriptors();
+        program.zero(page).unwrap();
+        // SAFETY: the source is an array, and nobody uses the memory of the test.
+        (1..PAGES).for_each(|index| unsafe {
+            program
+                .copy(page + index * PAGE_BYTES, [index as u8; PAGE_BYTES].as_ptr().expose_provenance(), PAGE_BYTES)
+                .unwrap();
+        });
+        let read = |from: usize| {
+            let mut bytes = [0u8; LEN];
+            assert_eq!(rustix::io::pread(file, &mut bytes, from as u64), Ok(LEN));
+            bytes
+        };
+        assert_eq!(read(home), [0; LEN]);
+        assert_eq!(attachment.uncounted_bytes(home, page, LEN, ArenaSide::Destination), 0);
+        assert_eq!(attachment.move_pages(home, page, PAGES as u32, ArenaSide::Destination), Ok(()));
+        assert!(read(home).chunks(PAGE_BYTES).enumerate().all(|(index, bytes)| bytes == [index as u8; PAGE_BYTES]));
     }
 
     #[test]
