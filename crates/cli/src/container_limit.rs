@@ -2,7 +2,7 @@
 //!
 //! A group's limit covers more than the run's anonymous memory: files that the kernel cannot drop,
 //! kernel memory, shared memory, foliomem itself, and processes that have nothing to do with the
-//! run. The run gets the rest, less a margin. [`GroupsLimit`] measures the rest again and again.
+//! run. The run gets the rest, less a margin. [`CgroupsLimit`] measures the rest again and again.
 //!
 //! | part | where the figure comes from |
 //! |---|---|
@@ -12,8 +12,8 @@
 //!
 //! The run's figure is the one that its agents keep below the limit, so an error in it cancels out.
 
+use crate::cgroups::{Cgroup, Cgroups};
 use crate::knob::Machine;
-use crate::memory_groups::{MemoryGroup, MemoryGroups};
 use foliomem_types::settings::Limit;
 use foliomem_types::size::format_mib;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub struct Container {
 impl Container {
     /// Looks at the groups, before the run takes anything. Returns `None` if no group has a limit
     /// below `ram_bytes`.
-    pub fn of(groups: &MemoryGroups, ram_bytes: u64) -> Option<Container> {
+    pub fn of(groups: &Cgroups, ram_bytes: u64) -> Option<Container> {
         let (_, limit_bytes) = groups.tightest().filter(|(_, limit_bytes)| *limit_bytes < ram_bytes)?;
         let left = groups.limited().map(|(group, limit_bytes)| left_bytes(group, limit_bytes, 0));
         let left_bytes = left.min().unwrap_or(limit_bytes).max(MIN_LIMIT_BYTES);
@@ -54,7 +54,7 @@ impl Container {
 
 impl Machine {
     /// Returns this machine, as the processes of these groups may use it.
-    pub fn around(groups: &MemoryGroups) -> Machine {
+    pub fn around(groups: &Cgroups) -> Machine {
         let ram_bytes = ram_bytes();
         let container = Container::of(groups, ram_bytes);
         Machine { memory_bytes: container.map_or(ram_bytes, |container| container.limit_bytes), container }
@@ -68,7 +68,7 @@ fn ram_bytes() -> u64 {
 }
 
 /// Returns what a group leaves for a run that takes `taken_bytes` of it.
-fn left_bytes(group: &MemoryGroup, limit_bytes: u64, taken_bytes: u64) -> u64 {
+fn left_bytes(group: &Cgroup, limit_bytes: u64, taken_bytes: u64) -> u64 {
     let usage = group.usage(limit_bytes);
     let others_bytes = usage.all_bytes.saturating_sub(usage.droppable_bytes).saturating_sub(taken_bytes);
     let margin_bytes = (limit_bytes >> MARGIN_SHIFT) + FIXED_MARGIN_BYTES;
@@ -76,7 +76,7 @@ fn left_bytes(group: &MemoryGroup, limit_bytes: u64, taken_bytes: u64) -> u64 {
 }
 
 /// Warns about a limit that is above that of a cgroup, or above all memory: it holds nothing back.
-pub fn warn_if_above(limit: Limit, machine: Machine, groups: &MemoryGroups) {
+pub fn warn_if_above(limit: Limit, machine: Machine, groups: &Cgroups) {
     let Limit::Bytes(bytes) = limit else { return };
     // Then the groups need not be read again.
     if bytes <= machine.memory_bytes {
@@ -102,26 +102,26 @@ pub fn warn_if_above(limit: Limit, machine: Machine, groups: &MemoryGroups) {
 /// A group with a limit, as it was at the last look.
 #[derive(Debug)]
 struct Watched {
-    group: MemoryGroup,
+    group: Cgroup,
     limit_bytes: u64,
     usage_bytes: u64,
 }
 
 /// The limit that the cgroups leave for a run, followed as that changes.
 #[derive(Debug)]
-pub struct GroupsLimit {
-    groups: MemoryGroups,
+pub struct CgroupsLimit {
+    groups: Cgroups,
     watched: Vec<Watched>,
     due: Instant,
     target_bytes: u64,
     said_full: bool,
 }
 
-impl GroupsLimit {
+impl CgroupsLimit {
     /// Creates the limit that follows `groups`. The first call of
-    /// [`target_bytes`](GroupsLimit::target_bytes) measures it.
-    pub fn new(groups: MemoryGroups) -> GroupsLimit {
-        GroupsLimit { groups, watched: Vec::new(), due: Instant::now(), target_bytes: 0, said_full: false }
+    /// [`target_bytes`](CgroupsLimit::target_bytes) measures it.
+    pub fn new(groups: Cgroups) -> CgroupsLimit {
+        CgroupsLimit { groups, watched: Vec::new(), due: Instant::now(), target_bytes: 0, said_full: false }
     }
 
     /// Returns what the groups leave for a run that takes `taken_bytes`.
@@ -198,8 +198,8 @@ mod tests {
             self.write("sys/fs/cgroup/x/memory.stat", &format!("inactive_file {}\n", files << 20));
         }
 
-        fn groups(&self) -> MemoryGroups {
-            MemoryGroups::find(&self.0)
+        fn groups(&self) -> Cgroups {
+            Cgroups::find(&self.0)
         }
     }
 
@@ -218,14 +218,14 @@ mod tests {
         assert_eq!(Container::of(&root.groups(), 256 << 20), None, "a limit that is no less than all memory");
         root.set(64, 60, 0);
         assert_eq!(Container::of(&root.groups(), 1 << 34).unwrap().left_bytes, MIN_LIMIT_BYTES);
-        assert_eq!(Container::of(&MemoryGroups::find(Path::new("/nonexistent")), 1 << 34), None);
+        assert_eq!(Container::of(&Cgroups::find(Path::new("/nonexistent")), 1 << 34), None);
     }
 
     #[test]
     fn the_limit_follows_what_others_take_and_the_limit_of_the_group() {
         let (root, mib) = (Root::new("container-follow"), 1 << 20);
         root.set(256, 60, 40);
-        let mut limit = GroupsLimit::new(root.groups());
+        let mut limit = CgroupsLimit::new(root.groups());
         limit.look(0);
         assert_eq!(limit.target_bytes, 224 * mib);
         root.set(256, 160, 40);

@@ -4,7 +4,7 @@
 //! The message line also names the largest processes. They are noted while the run takes nearly as
 //! much as it ever did, because afterwards they are gone.
 
-use crate::memory_groups::MemoryGroups;
+use crate::cgroups::Cgroups;
 use crate::process_name::name_of;
 use foliomem_session::segment::Control;
 use foliomem_types::size::format_mib;
@@ -20,13 +20,13 @@ const NEAR_PEAK_SHIFT: u32 = 3;
 /// Counts the processes that the kernel kills for want of memory.
 #[derive(Debug)]
 pub struct OomKills {
-    groups: MemoryGroups,
+    groups: Cgroups,
     before: u64,
 }
 
 impl OomKills {
     /// Counts from now on.
-    pub fn count(groups: MemoryGroups) -> OomKills {
+    pub fn count(groups: Cgroups) -> OomKills {
         let before = kills(&groups);
         OomKills { groups, before }
     }
@@ -46,7 +46,7 @@ impl OomKills {
     }
 }
 
-fn kills(groups: &MemoryGroups) -> u64 {
+fn kills(groups: &Cgroups) -> u64 {
     groups.own().and_then(|group| group.oom_kills()).or_else(machine_kills).unwrap_or(0)
 }
 
@@ -162,9 +162,9 @@ mod tests {
 
     #[test]
     fn kills_are_counted_from_the_start() {
-        let oom_kills = OomKills { groups: MemoryGroups::default(), before: 0 };
+        let oom_kills = OomKills { groups: Cgroups::default(), before: 0 };
         assert_eq!(oom_kills.get(), machine_kills().unwrap());
         assert_eq!(oom_kills.shortage(), "the machine ran out of memory");
-        assert_eq!(OomKills::count(MemoryGroups::default()).get(), 0);
+        assert_eq!(OomKills::count(Cgroups::default()).get(), 0);
     }
 }

@@ -5,9 +5,9 @@
 //! message would say that the run exceeds a limit that was just lowered, and a hard limit would
 //! stop the run.
 
-use crate::container_limit::{GroupsLimit, MIN_LIMIT_BYTES, warn_if_above};
+use crate::cgroups::Cgroups;
+use crate::container_limit::{CgroupsLimit, MIN_LIMIT_BYTES, warn_if_above};
 use crate::knob::Machine;
-use crate::memory_groups::MemoryGroups;
 use crate::settings::of_need;
 use foliomem_session::segment::Control;
 use foliomem_session::wanted_limit::WantedLimit;
@@ -38,9 +38,9 @@ struct Above {
 /// Keeps the limit of a run at what is wanted.
 #[derive(Debug)]
 pub struct LimitUpdater {
-    groups: MemoryGroups,
+    groups: Cgroups,
     /// Follows the groups, until another limit is wanted by hand.
-    groups_limit: Option<GroupsLimit>,
+    cgroups_limit: Option<CgroupsLimit>,
     wanted: Option<WantedLimit>,
     is_applied: bool,
     above: Option<Above>,
@@ -48,9 +48,9 @@ pub struct LimitUpdater {
 
 impl LimitUpdater {
     /// Creates an updater for a run that starts with `limit`.
-    pub fn new(limit: Limit, groups: MemoryGroups) -> LimitUpdater {
-        let groups_limit = matches!(limit, Limit::Container { .. }).then(|| GroupsLimit::new(groups.clone()));
-        LimitUpdater { groups, groups_limit, wanted: None, is_applied: false, above: None }
+    pub fn new(limit: Limit, groups: Cgroups) -> LimitUpdater {
+        let cgroups_limit = matches!(limit, Limit::Container { .. }).then(|| CgroupsLimit::new(groups.clone()));
+        LimitUpdater { groups, cgroups_limit, wanted: None, is_applied: false, above: None }
     }
 
     /// Writes the present limit into the control segment.
@@ -60,11 +60,11 @@ impl LimitUpdater {
             (self.wanted, self.is_applied, self.above) = (wanted, false, None);
             wanted.into_iter().for_each(|wanted| self.begin(control, wanted));
         }
-        match (wanted, &mut self.groups_limit) {
+        match (wanted, &mut self.cgroups_limit) {
             (Some(wanted), _) => self.apply(control, wanted, control.tree_anon_bytes().0),
-            (None, Some(groups_limit)) => {
+            (None, Some(cgroups_limit)) => {
                 let taken_bytes = control.tree_anon_bytes().0;
-                let target_bytes = groups_limit.target_bytes(taken_bytes);
+                let target_bytes = cgroups_limit.target_bytes(taken_bytes);
                 control.set_limit_bytes(self.step(taken_bytes, target_bytes, Patience::WhileAbove));
             }
             (None, None) => {}
@@ -159,7 +159,7 @@ mod tests {
         let configuration = Configuration::plain(limit);
         let (control, _fd) = Control::create(&configuration).unwrap();
         let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
-        let mut updater = LimitUpdater::new(limit, MemoryGroups::find(Path::new("/nonexistent")));
+        let mut updater = LimitUpdater::new(limit, Cgroups::find(Path::new("/nonexistent")));
         let mut update = |taken_mib: u64| {
             me.anon_bytes.store(taken_mib * MIB, Ordering::Relaxed);
             me.measured_bytes.store(taken_mib * MIB, Ordering::Relaxed);

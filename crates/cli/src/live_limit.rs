@@ -4,10 +4,10 @@
 //! The wanted limit is left in the control segment. The supervisor applies it, and the agents
 //! reclaim down to it.
 
+use crate::cgroups::Cgroups;
 use crate::container_limit::{CONTAINER, MIN_LIMIT_BYTES};
 use crate::error::{BadValue, CliError};
 use crate::knob::Machine;
-use crate::memory_groups::MemoryGroups;
 use crate::settings::parse_limit;
 use foliomem_session::segment::Control;
 use foliomem_session::wanted_limit::WantedLimit;
@@ -111,7 +111,7 @@ pub fn change(control: &Control, pid: u32, text: &str, timeout: Duration) -> Res
 
 /// Asks for the limit that `text` says, of the run of process `pid`.
 pub fn ask<'a>(control: &'a Control, pid: u32, text: &str) -> Result<Waiting<'a>, BadValue> {
-    let machine = Machine::around(&MemoryGroups::find(Path::new("/")));
+    let machine = Machine::around(&Cgroups::find(Path::new("/")));
     let change = Change::parse(text, &machine)?;
     let before_bytes = control.limit_bytes();
     let wanted = control.want_limit(|so_far_bytes| change.apply(so_far_bytes, text))?;

@@ -4,7 +4,7 @@
 //! - `settings` declares all settings with `knob`, and resolves them from the command line, the
 //!   environment and the configuration file;
 //! - `checks` finds out what this machine allows, `remedy` says how to mend what it does not;
-//! - `memory_groups` finds the cgroups around this process, `container_limit` what they leave
+//! - `cgroups` finds the cgroups around this process, `container_limit` what they leave
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `idle` has its idle processes compressed, `report` prints the
@@ -29,6 +29,7 @@
 
 mod advise;
 mod args;
+mod cgroups;
 mod checks;
 mod columns;
 mod config_file;
@@ -42,7 +43,6 @@ mod idle;
 mod knob;
 mod limit_updater;
 mod live_limit;
-mod memory_groups;
 mod metrics;
 mod metrics_target;
 mod policy;
@@ -67,12 +67,12 @@ mod top;
 mod unmanaged;
 
 use args::{Args, Command, OtherArgs, RunArgs};
+use cgroups::Cgroups;
 use clap::Parser;
 use clap::error::ErrorKind;
 use error::CliError;
 use foliomem_command::WRONG_COMMAND_LINE;
 use knob::Machine;
-use memory_groups::MemoryGroups;
 use record::{Recorder, Target};
 use settings::{Recording, Settings};
 use std::ffi::OsString;
@@ -161,7 +161,7 @@ fn start_jupyter(args: &OtherArgs) -> Result<u8, CliError> {
 }
 
 fn run(args: &RunArgs, trace: Option<Target<'_>>) -> Result<u8, CliError> {
-    let groups = MemoryGroups::find(Path::new("/"));
+    let groups = Cgroups::find(Path::new("/"));
     let machine = Machine::around(&groups);
     let settings = Settings::resolve(args, &settings::environment(), machine)?;
     if args.print_config {

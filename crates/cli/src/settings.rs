@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_memory_group_with_a_limit_the_limit_is_what_that_leaves() {
+    fn in_a_cgroup_with_a_limit_the_limit_is_what_that_leaves() {
         let limit = |text: Option<&str>, recording, machine| {
             let args = text.map_or_else(RunArgs::default, |text| given([("limit", text)]));
             let settings = Settings::resolve(&args, &Environment::new(), machine)?;

@@ -1,11 +1,11 @@
 //! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it,
 //! passes signals on, prints the messages of the agents, and reports at the end.
 
+use crate::cgroups::Cgroups;
 use crate::error::CliError;
 use crate::exit_cause::{EXIT_KILLED, End, Largest, OomKills};
 use crate::idle::IdleWatcher;
 use crate::limit_updater::LimitUpdater;
-use crate::memory_groups::MemoryGroups;
 use crate::metrics::Metrics;
 use crate::metrics_target::{MetricsTarget, Publisher};
 use crate::preflight;
@@ -107,7 +107,7 @@ impl Program<'_> {
 pub fn run(
     settings: &Settings,
     configuration: &Configuration,
-    groups: MemoryGroups,
+    groups: Cgroups,
     program: &Program<'_>,
     recorder: Option<Recorder>,
 ) -> Result<u8, CliError> {

@@ -5,9 +5,9 @@
 //! them from all. The device must be visible to the service.
 
 use crate::args::{Args, Command, SetupHow};
+use crate::cgroups::Cgroups;
 use crate::error::CliError;
 use crate::knob::Machine;
-use crate::memory_groups::MemoryGroups;
 use crate::settings::{Recording, Settings};
 use crate::setup::record::{Record, Written};
 use crate::setup::{GROUP, SetupError};
@@ -63,7 +63,7 @@ pub fn set_up(name: &str, limit: &str, how: &SetupHow) -> Result<(), CliError> {
 
 /// Refuses what `run` would refuse.
 fn check_limit(limit: &str) -> Result<(), CliError> {
-    let machine = Machine::around(&MemoryGroups::find(Path::new("/")));
+    let machine = Machine::around(&Cgroups::find(Path::new("/")));
     if let Ok(Args { command: Command::Run(run), .. }) =
         Args::try_parse_from(["foliomem", "run", "--print-config", &format!("--limit={limit}")])
     {

@@ -31,7 +31,7 @@ pub enum Version {
 
 /// One cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MemoryGroup {
+pub struct Cgroup {
     version: Version,
     /// The group's directory.
     directory: PathBuf,
@@ -48,7 +48,7 @@ pub struct Usage {
     pub droppable_bytes: u64,
 }
 
-impl MemoryGroup {
+impl Cgroup {
     /// Returns the group's path for messages.
     pub fn name(&self) -> &str {
         &self.name
@@ -125,13 +125,13 @@ impl MemoryGroup {
 
 /// The cgroups of this process, from its own on upwards.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct MemoryGroups {
-    groups: Vec<MemoryGroup>,
+pub struct Cgroups {
+    groups: Vec<Cgroup>,
 }
 
-impl MemoryGroups {
+impl Cgroups {
     /// Finds the groups of this process. `root` is the directory that has `proc` and the mounts.
-    pub fn find(root: &Path) -> MemoryGroups {
+    pub fn find(root: &Path) -> Cgroups {
         let text = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
         let mountinfo = text("proc/self/mountinfo");
         let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).collect();
@@ -143,21 +143,21 @@ impl MemoryGroups {
             Some(mount.groups(root, group))
         };
         let groups = text("proc/self/cgroup").lines().filter_map(of_line).flatten().collect();
-        MemoryGroups { groups }
+        Cgroups { groups }
     }
 
     /// Iterates over the groups that have a limit, with their limits in bytes.
-    pub fn limited(&self) -> impl Iterator<Item = (&MemoryGroup, u64)> {
+    pub fn limited(&self) -> impl Iterator<Item = (&Cgroup, u64)> {
         self.groups.iter().filter_map(|group| Some((group, group.limit_bytes()?)))
     }
 
     /// Returns the group with the lowest limit, and that limit in bytes.
-    pub fn tightest(&self) -> Option<(&MemoryGroup, u64)> {
+    pub fn tightest(&self) -> Option<(&Cgroup, u64)> {
         self.limited().min_by_key(|(_, limit_bytes)| *limit_bytes)
     }
 
     /// Returns the process's own group.
-    pub fn own(&self) -> Option<&MemoryGroup> {
+    pub fn own(&self) -> Option<&Cgroup> {
         self.groups.first()
     }
 }
@@ -205,10 +205,10 @@ impl Mount {
     }
 
     /// Returns `group` and its ancestors, as far as the mount shows them.
-    fn groups(&self, root: &Path, group: &str) -> Vec<MemoryGroup> {
+    fn groups(&self, root: &Path, group: &str) -> Vec<Cgroup> {
         let point = root.join(self.point.strip_prefix("/").unwrap_or(&self.point));
         let below = self.below(group).unwrap_or_default();
-        let group = |path: &Path| MemoryGroup {
+        let group = |path: &Path| Cgroup {
             version: self.version,
             directory: point.join(path),
             name: format!("/{}", path.display()),
@@ -262,7 +262,7 @@ mod tests {
         }
 
         fn limits(&self) -> Vec<(String, u64)> {
-            let groups = MemoryGroups::find(&self.0);
+            let groups = Cgroups::find(&self.0);
             groups.limited().map(|(group, bytes)| (group.name().to_owned(), bytes)).collect()
         }
     }
@@ -293,7 +293,7 @@ mod tests {
             ],
         );
         assert_eq!(root.limits(), [("/outer".to_owned(), 256 << 20)]);
-        let groups = MemoryGroups::find(&root.0);
+        let groups = Cgroups::find(&root.0);
         assert_eq!(groups.own().unwrap().name(), "/outer/in\\ner");
         assert_eq!(groups.own().unwrap().oom_kills(), Some(3));
         assert_eq!(groups.tightest().unwrap().1, 256 << 20);
@@ -325,7 +325,7 @@ mod tests {
         let mount = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
         let root = Root::new("groups-v2", "0::/a/b\n", mount, &files);
         assert_eq!(root.limits(), [("/a/b".to_owned(), 512 << 20), ("/a".to_owned(), 1 << 30)]);
-        assert_eq!(MemoryGroups::find(&root.0).own().unwrap().oom_kills(), Some(1));
+        assert_eq!(Cgroups::find(&root.0).own().unwrap().oom_kills(), Some(1));
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn where_there_are_no_groups_there_is_no_limit() {
-        assert_eq!(MemoryGroups::find(Path::new("/nonexistent")), MemoryGroups::default());
+        assert_eq!(Cgroups::find(Path::new("/nonexistent")), Cgroups::default());
         let root = Root::new("groups-none", "0::/\n", "", &[]);
         assert_eq!(root.limits(), []);
     }
@@ -364,7 +364,7 @@ mod tests {
         let files =
             [("m/memory.limit_in_bytes", "8000\n"), ("m/memory.usage_in_bytes", "5000\n"), ("m/memory.stat", stat)];
         let root = Root::new("groups-usage", "4:memory:/\n", "1 1 0:1 / /m rw - cgroup cgroup rw,memory\n", &files);
-        let groups = MemoryGroups::find(&root.0);
+        let groups = Cgroups::find(&root.0);
         let usage = |limit| groups.own().unwrap().usage(limit);
         assert_eq!(usage(8000), Usage { all_bytes: 5000, droppable_bytes: 980 });
         assert_eq!(usage(80), Usage { all_bytes: 5000, droppable_bytes: 1090 });
