@@ -369,3 +369,12 @@ def test_a_process_that_unmaps_everything_ends_alone(built, torture):
     assert foliomem([program, mib], "16M", torture=torture).ok().out == b"OK\n"
     # The guard must end, too. A guard whose stack was unmapped once looped for ever.
     assert until(lambda: who_runs(program) == ([], []), 20), who_runs(program)
+
+
+@pytest.mark.parametrize("how", ["discard", "end", "move"])
+def test_a_process_that_destroys_agent_memory_ends_alone(built, how):
+    program = built("destroys.c")
+    assert plain([program, 16, how]).out == b"OK\n"
+    run = foliomem([program, 16, how], "16M").ok()
+    assert run.out == b"OK\n" and "has unmapped or discarded the agent's memory: stopped by SIGSEGV" in run.err
+    assert until(lambda: who_runs(program) == ([], []), 20), who_runs(program)

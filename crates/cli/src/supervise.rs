@@ -340,8 +340,9 @@ impl Run {
         }
     }
 
-    /// Reaps ended companions. A companion crashes if its process has unmapped the agent's memory,
-    /// as a program does that unmaps every mapping. That process is killed, but not the run.
+    /// Reaps ended companions. A companion crashes if its process has unmapped or discarded the
+    /// agent's memory, as a program does that unmaps every mapping. That process is killed, but not
+    /// the run.
     fn reap_companions(&mut self) {
         for process in self.crashing.drain(..) {
             // A handler of the program's may have caught the first signal.
@@ -354,7 +355,9 @@ impl Run {
             if !self.said_crashed {
                 self.said_crashed = true;
                 let process = process.as_raw_nonzero();
-                eprintln!("foliomem: process {process} has unmapped the agent's memory: stopped by SIGSEGV");
+                eprintln!(
+                    "foliomem: process {process} has unmapped or discarded the agent's memory: stopped by SIGSEGV"
+                );
             }
         }
     }

@@ -12,6 +12,7 @@ use crate::address_space::mapping_changes::Changes;
 use crate::address_space::ranges::{page, pages};
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
+use crate::companion::end;
 use crate::companion::placement::Placement;
 use crate::ports::address_space::AddressSpace;
 use foliomem_core::ports::AddressSpace as _;
@@ -144,7 +145,12 @@ impl MappingEvents {
     /// Applies a mapping event to the agent's knowledge of the mappings, under their lock.
     fn apply(&self, change: Change) {
         let engine = &self.activated.engine;
-        let space = &engine.ports().space;
+        let (space, arena) = (&engine.ports().space, &engine.ports().arena);
+        let (Change::Discard(range) | Change::Unmap(range) | Change::Remap { from: range, .. }) = &change;
+        // The agent's own changes of the arena raise no events.
+        if arena.overlaps(range) {
+            end::crash();
+        }
         // Advice given before the event concerns the mappings before the event.
         space.advices().receive(space.ranges());
         self.context.tracer.record(&self.context.budget, || match &change {

@@ -51,6 +51,16 @@ pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) {
     leave(runtime, ProcessSlot::mark_ended);
 }
 
+/// Ends the companion as an access to memory that the program has unmapped does: the program has
+/// destroyed agent memory. The guard stops the program, and the supervisor says why.
+pub(crate) fn crash() -> ! {
+    let signal = rustix::process::Signal::SEGV;
+    // The agent's threads block all signals.
+    thread::restore_signals(!(1 << (signal.as_raw() - 1)));
+    let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
+    unreachable!("the kernel delivers the signal before the call returns")
+}
+
 /// Stops the program from one of its own threads, because `error` leaves it without its memory.
 pub(crate) fn fail_in_program(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     runtime.context.budget.control().fail(format_args!("{error}"));

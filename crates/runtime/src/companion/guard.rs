@@ -57,9 +57,9 @@ fn guard(runtime: &'static Runtime) -> ! {
     thread::exit_process(0)
 }
 
-/// Returns whether the companion, which has ended, has crashed because the program has unmapped
-/// agent memory. Then only the program is stopped, and not the run: without the agent the program
-/// would crash, too.
+/// Returns whether the companion, which has ended, has crashed because the program has unmapped or
+/// discarded agent memory. Then only the program is stopped, and not the run: without the agent the
+/// program would crash, too.
 fn has_crashed(runtime: &'static Runtime) -> bool {
     let Some(files) = &*runtime.context.files else { return false };
     let [companion, ..] = runtime.companion.numbers();

@@ -82,6 +82,12 @@ impl Arena {
         self.memory.start()..self.memory.start() + self.memory.len()
     }
 
+    /// Returns whether `range` has frames in it.
+    pub(crate) fn overlaps(&self, range: &Range<usize>) -> bool {
+        let own = self.addresses();
+        range.start < own.end && own.start < range.end
+    }
+
     /// Gives all frames back to the kernel. The arena's content must not be needed any more.
     pub fn give_back(&self) {
         // If this fails, the frames stay populated.
