@@ -1,4 +1,4 @@
-"""`foliomem run --idle`: a process that uses no CPU is compressed as a whole, and nothing else is."""
+"""`foliomem run --idle`: a process that uses no CPU is compressed as a whole, and of others what they do not use."""
 import json
 import os
 import subprocess
@@ -22,20 +22,24 @@ while os.read(0, 1):
 # The same in a parent, who waits for a child that has a copy and sleeps.
 FORKED = SLEEPER.replace("print(os.getpid()", "child = os.fork()\nif child:\n    ended = os.wait()[1]\n    assert all("
                          "int(row[:12]) == number for number, row in enumerate(rows))\n    sys.exit(ended)\nprint(os.getpid()")
-# Works on the same memory all the time.
+# Works on the first rows all the time, and on the others at the end.
 BUSY = """
 import os, sys
-rows = [b'%012d' % number * 4096 for number in range(2000)]
+rows, used = [b'%012d' % number * 4096 for number in range(3000)], int(sys.argv[1])
 print(os.getpid(), flush=True)
 os.set_blocking(0, False)
 while True:
-    assert all(int(row[:12]) == number for number, row in enumerate(rows))
+    assert all(int(row[:12]) == number and row[-12:] == row[:12] for number, row in enumerate(rows[:used]))
     try:
         if not os.read(0, 1):
             break
     except BlockingIOError:
         pass
+assert all(int(row[:12]) == number and row[-12:] == row[:12] for number, row in enumerate(rows))
 """
+# Gets new memory all the time.
+GROWING = BUSY.replace("while True:", "import mmap\nblock = bytes(8 << 20)\nwhile True:\n    with mmap.mmap(-1, 8 << 20, "
+                       "mmap.MAP_PRIVATE) as new:\n        new.write(block)")
 
 
 class Run:
@@ -125,11 +129,27 @@ def test_an_idle_run_hardly_wakes():
     run.finish()
 
 
-def test_nothing_is_done_to_a_busy_process():
-    run = Run(BUSY, options=("--idle", "3s"))
-    time.sleep(7)
+def test_what_a_busy_process_does_not_use_is_compressed():
+    run = Run(BUSY, 500, options=("--idle", "2s"))
+    figures = run.until(compressed(100, 70), "compressed")
+    # What it uses comes back at once, and is not swapped out.
+    assert figures["vmstat"]["pswpin"] * 4096 < 30 * MIB, figures["vmstat"]
+    run.finish()
+
+
+def test_what_a_busy_process_uses_stays():
+    run = Run(BUSY, 3000, options=("--idle", "2s"))
+    run.until(lambda figures: figures["vmstat"]["pgdeactivate"] * 4096 > 100 * MIB, "searched")
     figures = run.status()
-    assert figures["vmstat"]["pgadopted"] == 0 and figures["vmstat"]["pswpout"] == 0 and figures["taken_bytes"] > 80 * MIB
+    assert figures["vmstat"]["pswpout"] * 4096 < 30 * MIB and figures["taken_bytes"] > 110 * MIB, figures["vmstat"]
+    run.finish()
+
+
+def test_nothing_is_done_to_a_process_that_gets_new_memory_all_the_time():
+    run = Run(GROWING, 500, options=("--idle", "2s"))
+    time.sleep(8)
+    figures = run.status()
+    assert figures["vmstat"]["pgadopted"] == 0 and figures["vmstat"]["pswpout"] == 0 and figures["taken_bytes"] > 110 * MIB
     run.finish()
 
 
@@ -143,11 +163,11 @@ def test_a_forked_child_and_its_parent_are_compressed():
 
 
 def test_an_idle_child_of_a_busy_parent_is_compressed_alone():
-    script = BUSY.replace("print(os.getpid()", "child = os.fork()\nif not child:\n    os.read(int(sys.argv[1]), 1)\n    sys.exit(any("
+    script = BUSY.replace("print(os.getpid()", "child = os.fork()\nif not child:\n    os.read(int(sys.argv[2]), 1)\n    sys.exit(any("
                           "int(row[:12]) != number for number, row in enumerate(rows)))\nprint(os.getpid()")
     script = script.replace("while True", "while os.waitpid(child, os.WNOHANG)[0] == 0")
     reader, writer = os.pipe()
-    argv = [BIN, "run", "--idle", "3s", "--", sys.executable, "-c", script, str(reader)]
+    argv = [BIN, "run", "--idle", "3s", "--", sys.executable, "-c", script, "3000", str(reader)]
     run = Run.__new__(Run)
     run.run = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_env(),
                                pass_fds=[reader])

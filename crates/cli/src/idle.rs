@@ -5,13 +5,19 @@
 //! as `foliomem ctl PID reclaim all` does, and withdraws the request if the process wakes
 //! meanwhile. The next request follows only after the process has used CPU and is idle again.
 //!
+//! In a process that works, the supervisor has cold memory searched for and compressed
+//! ([`crate::cold`]).
+//!
 //! The slot also says that the process is idle: its monitor then sleeps for longer. If all
 //! processes of a run are idle, so does the supervisor.
 
+use crate::cold::{ColdSearch, Used, new_pages};
 use foliomem_session::memory_request::Wanted;
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
 use foliomem_sys::clock;
+use foliomem_types::counters::FaultKind;
+use foliomem_types::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -58,11 +64,12 @@ struct Watched {
     /// Since when it has been idle.
     since: Instant,
     state: State,
+    cold: ColdSearch,
 }
 
 impl Watched {
     fn new(now: Instant, cpu_time: Duration) -> Watched {
-        Watched { looked: now, cpu_time, since: now, state: State::Busy }
+        Watched { looked: now, cpu_time, since: now, state: State::Busy, cold: ColdSearch::new(now) }
     }
 
     /// Updates the state of a process that has used `cpu_time` until `now`. `is_served` returns
@@ -141,6 +148,11 @@ impl IdleWatcher {
         let Some(cpu_time) = clock::process_cpu_time(pid) else { return };
         let (_, watched) = self.processes.entry(pid).or_insert_with(|| (slot, Watched::new(now, cpu_time)));
         match watched.look(now, cpu_time, self.idle_time, |number| slot.request.is_finished(number)) {
+            Verdict::Nothing if watched.state == State::Busy => {
+                if let Some(pages) = find_cold(watched, now, self.idle_time, pid, slot) {
+                    slot.request.ask(Wanted::FindCold { pages });
+                }
+            }
             Verdict::Nothing => {}
             Verdict::Compress if slot.measured_bytes() < MIN_BYTES => watched.state = State::Idle,
             Verdict::Compress => {
@@ -161,6 +173,21 @@ impl IdleWatcher {
     pub fn are_all_idle(&self) -> bool {
         self.are_all_idle
     }
+}
+
+/// Returns how many pages of a process that works to stage now, if a round of the search for cold
+/// memory is due.
+fn find_cold(watched: &mut Watched, now: Instant, idle_time: Duration, pid: u32, slot: &ProcessSlot) -> Option<u64> {
+    let resident_bytes = slot.measured_bytes().saturating_sub(slot.counters.store.mem_used_total.get());
+    if resident_bytes < MIN_BYTES || slot.request.pending().is_some() {
+        return None;
+    }
+    let cpu_time = watched.cpu_time;
+    watched.cold.round(now, idle_time, resident_bytes / PAGE_BYTES as u64, || {
+        let faults = slot.counters.faults(FaultKind::Home);
+        let (touches, served) = (faults.count(), Duration::from_nanos(faults.sum_ns.get()));
+        Some(Used { cpu_time, touches, served, new_pages: new_pages(pid)? })
+    })
 }
 
 #[cfg(test)]

@@ -7,8 +7,9 @@
 //! - `cgroups` finds the cgroups around this process, `container_limit` what they leave
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
-//! - `supervise` runs a program, `idle` has its idle processes compressed, `report` prints the
-//!   result, `exit_cause` why it was killed, `stall` samples how much it waits for memory,
+//! - `supervise` runs a program, `idle` has its idle processes compressed and `cold` what others do
+//!   not use, `report` prints the result, `exit_cause` why it was killed, `stall` samples how much
+//!   it waits for memory,
 //!   `thrashing` decides what is too much, `run_report` gathers what happens in it with `timeline`,
 //!   for the page that `run_page` makes, `record` writes its memory use to a trace, `advise`
 //!   predicts other limits from one, for which `run_delay` measures how long threads waited for a
@@ -31,6 +32,7 @@ mod advise;
 mod args;
 mod cgroups;
 mod checks;
+mod cold;
 mod columns;
 mod config_file;
 mod container_limit;

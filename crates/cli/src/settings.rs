@@ -101,9 +101,10 @@ knobs! {
         show: |swap| swap.as_ref().map(|swap| swap.to_string().into()),
         configure: |_, _| {},
     };
-    /// Compress all memory of a process that has used no CPU for this long: 30s, 5m. The memory
-    /// comes back as it is used. Without --limit, only idle processes are compressed, and the limit
-    /// is the memory of the machine or the container. [default: not]
+    /// Compress all memory of a process that has used no CPU for this long: 30s, 5m; and what a
+    /// process that works has not used for about twice as long. The memory comes back as it is
+    /// used. Without --limit, only such memory is compressed, and the limit is the memory of the
+    /// machine or the container. [default: not]
     idle: Option<Duration> = Knob {
         form: Form::Value("TIME"),
         values: "`30s`, `5m`, `1h`; at least 1s",

@@ -22,6 +22,7 @@ mod background;
 mod backoff;
 mod check;
 mod claims;
+mod cold;
 mod explode;
 mod fault;
 mod first_touch;
@@ -41,6 +42,7 @@ mod swap_in;
 mod unmanaged;
 mod write_back;
 
+pub use cold::ColdWriteBack;
 pub use fault::Served;
 pub use resume::Resumed;
 

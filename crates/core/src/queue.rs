@@ -7,8 +7,11 @@
 //! pops them. While the program fits into its limit, reclaim pops nothing; then
 //! [`look_through`](Queue::look_through) finds and removes stale claims when there are many.
 //!
-//! Invariants: no chunk is empty; chunk numbers ascend; `claims` and `pages` are the sums over all
-//! chunks.
+//! Claims may be told apart by the *epoch* in which they were queued. Reclaim does not need that,
+//! the search for cold memory does.
+//!
+//! Invariants: no chunk is empty; chunk numbers ascend, and epochs do not descend; all claims of a
+//! chunk are of one epoch; `claims` and `pages` are the sums over all chunks.
 //!
 //! Lock: one leaf lock for each queue.
 
@@ -86,6 +89,7 @@ const CHUNK_CLAIMS: usize = 512;
 /// A part of a queue. Its claims are `words[start..end]`.
 struct Chunk {
     number: u64,
+    epoch: u64,
     start: usize,
     end: usize,
     words: Box<[u64; CHUNK_CLAIMS]>,
@@ -114,6 +118,7 @@ struct Elements {
     /// The words of an emptied chunk, for the next new one.
     spare: Option<Box<[u64; CHUNK_CLAIMS]>>,
     next_number: u64,
+    epoch: u64,
     /// The lowest chunk number that `look_through` may visit next.
     look_at: u64,
     claims: usize,
@@ -125,7 +130,7 @@ impl Elements {
     #[inline]
     fn push(&mut self, claim: Claim) {
         match self.chunks.back_mut() {
-            Some(chunk) if chunk.end < CHUNK_CLAIMS => {
+            Some(chunk) if chunk.end < CHUNK_CLAIMS && chunk.epoch == self.epoch => {
                 chunk.words[chunk.end] = claim.pack();
                 chunk.end += 1;
             }
@@ -139,7 +144,7 @@ impl Elements {
     fn begin_chunk(&mut self, first: Claim) {
         let mut words = self.spare.take().unwrap_or_else(|| Box::new([0; CHUNK_CLAIMS]));
         words[0] = first.pack();
-        self.chunks.push_back(Chunk { number: self.next_number, start: 0, end: 1, words });
+        self.chunks.push_back(Chunk { number: self.next_number, epoch: self.epoch, start: 0, end: 1, words });
         self.next_number += 1;
     }
 
@@ -182,7 +187,8 @@ impl Elements {
     }
 
     /// Removes the stale claims of the chunk at `index`. `is_stale` gets the index of a claim in
-    /// `words` and its word. Then merges the chunk into the previous one if both fit into one.
+    /// `words` and its word. Then merges the chunk into the previous one if both are of one epoch
+    /// and fit into one.
     fn remove_stale(&mut self, index: usize, is_stale: impl Fn(usize, u64) -> bool) {
         let chunk = &mut self.chunks[index];
         let (mut kept, mut removed_pages) = (chunk.start, 0);
@@ -202,8 +208,9 @@ impl Elements {
             return self.remove_chunk(index);
         }
         let Some(before) = index.checked_sub(1) else { return };
-        let len = self.chunks[index].words().len();
+        let (len, epoch) = (self.chunks[index].words().len(), self.chunks[index].epoch);
         if self.chunks[before].words().len() + len <= CHUNK_CLAIMS
+            && self.chunks[before].epoch == epoch
             && let Some(chunk) = self.chunks.remove(index)
         {
             let before = &mut self.chunks[before];
@@ -226,6 +233,25 @@ impl Queue {
     #[inline]
     pub fn pop(&self) -> Option<Claim> {
         self.0.lock().pop()
+    }
+
+    /// Begins a new epoch; returns its number. The first epoch is 0.
+    pub fn begin_epoch(&self) -> u64 {
+        let mut elements = self.0.lock();
+        elements.epoch += 1;
+        elements.epoch
+    }
+
+    /// Returns the epoch.
+    pub fn epoch(&self) -> u64 {
+        self.0.lock().epoch
+    }
+
+    /// Removes and returns the oldest claim if it was queued before `epoch`.
+    pub fn pop_before(&self, epoch: u64) -> Option<Claim> {
+        let mut elements = self.0.lock();
+        let is_before = elements.chunks.front()?.epoch < epoch;
+        if is_before { elements.pop() } else { None }
     }
 
     /// Returns whether one of the oldest `claims` claims names `folio`.
@@ -308,8 +334,10 @@ impl Queue {
         let elements = self.0.lock();
         let mut claims = 0;
         let mut pages = 0;
-        let mut last = None;
+        let (mut last, mut epoch) = (None, 0);
         for chunk in &elements.chunks {
+            assert!(epoch <= chunk.epoch && chunk.epoch <= elements.epoch, "the epoch of chunk {}", chunk.number);
+            epoch = chunk.epoch;
             assert!(chunk.start < chunk.end && chunk.end <= CHUNK_CLAIMS, "chunk {} is empty", chunk.number);
             assert!(
                 last < Some(chunk.number) && chunk.number < elements.next_number,
@@ -334,6 +362,8 @@ mod tests {
         Push(usize),
         Pop(usize),
         PopYoungest(usize),
+        /// Begins an epoch, and pops claims that were queued this many epochs ago.
+        Epoch(u64),
         /// Makes the claims with this remainder modulo seven stale, and looks through one chunk.
         Look(u64),
     }
@@ -343,6 +373,7 @@ mod tests {
             3 => (1..1500usize).prop_map(Step::Push),
             2 => (1..1200usize).prop_map(Step::Pop),
             1 => (1..700usize).prop_map(Step::PopYoungest),
+            2 => (0..3u64).prop_map(Step::Epoch),
             6 => (0..7u64).prop_map(Step::Look),
         ];
         prop::collection::vec(step, 1..40)
@@ -367,6 +398,8 @@ mod tests {
             let queue = Queue::default();
             // The valid claims, in order. A stale claim may be in the queue or not.
             let mut model: VecDeque<Claim> = VecDeque::new();
+            // The number of the first claim of each epoch.
+            let mut epochs = vec![0];
             let mut forgotten = std::collections::HashSet::new();
             let mut next = 0;
             for step in steps {
@@ -388,6 +421,20 @@ mod tests {
                             prop_assert_eq!(Some(popped), model.pop_back());
                         }
                     },
+                    Step::Epoch(back) => {
+                        epochs.push(next);
+                        let epoch = queue.begin_epoch();
+                        prop_assert_eq!(epoch as usize, epochs.len() - 1);
+                        let before = epoch.saturating_sub(back);
+                        let is_old = |claim: &Claim| (1 << 35) - 1 - claim.folio.head.0 < epochs[before as usize];
+                        while let Some(popped) = queue.pop_before(before) {
+                            prop_assert!(is_old(&popped));
+                            if !forgotten.contains(&popped.pack()) {
+                                prop_assert_eq!(Some(popped), model.pop_front());
+                            }
+                        }
+                        prop_assert!(model.front().is_none_or(|claim| !is_old(claim)));
+                    }
                     Step::Look(remainder) => {
                         let forget = |claim: &Claim| claim.pack() % 7 == remainder;
                         forgotten.extend(model.iter().filter(|claim| forget(claim)).map(|claim| claim.pack()));

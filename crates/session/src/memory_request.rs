@@ -29,15 +29,28 @@ pub enum Wanted {
     },
     /// Swap in whatever is swapped out, as far as there is room.
     Resume,
+    /// A round of the search for cold memory: stage pages, and swap out those that have been staged
+    /// since [`COLD_ROUNDS`] rounds.
+    FindCold {
+        /// The pages to stage.
+        pages: u64,
+    },
 }
 
+/// Number of rounds for which a page must stay staged to count as cold.
+pub const COLD_ROUNDS: u32 = 4;
+
 impl Wanted {
-    /// The code of [`Wanted::Resume`]; all others are pages to reclaim.
+    /// The code of [`Wanted::Resume`].
     const RESUME: u32 = u32::MAX;
+    /// This bit is set in the code of [`Wanted::FindCold`], and clear in that of
+    /// [`Wanted::Reclaim`]. The other bits are the pages.
+    const COLD: u32 = 1 << 31;
 
     fn encode(self) -> u32 {
         match self {
-            Wanted::Reclaim { pages } => pages.min(u64::from(Wanted::RESUME - 1)) as u32,
+            Wanted::Reclaim { pages } => pages.min(u64::from(Wanted::COLD - 1)) as u32,
+            Wanted::FindCold { pages } => Wanted::COLD | pages.min(u64::from(Wanted::COLD - 2)) as u32,
             Wanted::Resume => Wanted::RESUME,
         }
     }
@@ -45,6 +58,7 @@ impl Wanted {
     fn decode(code: u32) -> Wanted {
         match code {
             Wanted::RESUME => Wanted::Resume,
+            code if code & Wanted::COLD != 0 => Wanted::FindCold { pages: u64::from(code & !Wanted::COLD) },
             pages => Wanted::Reclaim { pages: u64::from(pages) },
         }
     }

@@ -25,6 +25,12 @@ impl<P: Ports> Engine<P> {
         self.first_held(|| queue.pop())
     }
 
+    /// Pops the oldest valid claim of `queue` that was queued before `epoch`; returns its folio and
+    /// the folio's block.
+    pub(super) fn pop_before(&self, queue: &Queue, epoch: u64) -> Option<(&Block, FolioName)> {
+        self.first_held(|| queue.pop_before(epoch))
+    }
+
     /// Pops the youngest valid claim of `queue`; returns its folio and the folio's block.
     pub(super) fn pop_youngest_from(&self, queue: &Queue) -> Option<(&Block, FolioName)> {
         self.first_held(|| queue.pop_youngest())

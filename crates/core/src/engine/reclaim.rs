@@ -52,7 +52,7 @@ pub(super) enum Attempt {
 
 /// The result of writing back one folio.
 #[derive(PartialEq, Eq, Debug)]
-enum WrittenBack {
+pub(super) enum WrittenBack {
     /// Pages that were swapped out, and bytes of freed frames minus what the store took.
     Freed { pages: u64, bytes: i64 },
     /// The folio was gone or busy.
@@ -222,7 +222,7 @@ impl<P: Ports> Engine<P> {
     }
 
     /// Compresses one staged folio of `block` into the store and frees its frames.
-    fn write_back(&self, worker: &mut P::Worker, block: &Block, folio: FolioName) -> WrittenBack {
+    pub(super) fn write_back(&self, worker: &mut P::Worker, block: &Block, folio: FolioName) -> WrittenBack {
         let FolioName { head, order } = folio;
         let Some(run) = block.lock().begin_writeback(head, order) else { return WrittenBack::Nothing };
         let (slot, stored_bytes) = if let Some(slot) = self.unchanged_entry(run.as_ref()) {

@@ -350,3 +350,27 @@ fn folios_have_the_size_that_the_mapping_allows_now() {
     assert!(swpin(2) > 0 && swpin(4) == 0 && swpin(9) == 0);
     world.check();
 }
+
+#[test]
+fn memory_that_is_not_touched_for_some_rounds_is_swapped_out() {
+    for sizes in [1 << 0, 1 << 4, 1 << 9] {
+        let mut world = World::new(sizes, 4, 4000, 64);
+        fill(&mut world, 0..2048, COMPRESSIBLE);
+        let swapped_pages = |world: &World| world.engine.swapped_pages();
+        let frames = world.engine.resident_pages() + u64::from(world.engine.free_frames());
+        // The first half is in use.
+        let round = |world: &mut World| {
+            world.find_cold(2048, 4);
+            world.run(&Step::Read { page: 0, pages: 1024 });
+        };
+        (0..4).for_each(|_| round(&mut world));
+        assert_eq!(swapped_pages(&world), 0, "staged for three rounds");
+        round(&mut world);
+        assert_eq!(swapped_pages(&world), 1024);
+        (0..10).for_each(|_| round(&mut world));
+        assert_eq!(swapped_pages(&world), 1024);
+        assert!(world.engine.resident_pages() + u64::from(world.engine.free_frames()) < frames, "released");
+        world.run(&Step::Read { page: 0, pages: 2048 });
+        world.check();
+    }
+}

@@ -7,37 +7,109 @@ use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 pub enum Step {
-    Map { start: u64, pages: u64 },
-    NativeTouch { start: u64, pages: u64, value: u64 },
-    Write { page: u64, pages: u64, value: u64 },
-    Read { page: u64, pages: u64 },
-    Stride { page: u64, step: u64, pages: u64 },
-    Reclaim { pages: u64 },
-    PageOut { start: u64, pages: u64 },
+    Map {
+        start: u64,
+        pages: u64,
+    },
+    NativeTouch {
+        start: u64,
+        pages: u64,
+        value: u64,
+    },
+    Write {
+        page: u64,
+        pages: u64,
+        value: u64,
+    },
+    Read {
+        page: u64,
+        pages: u64,
+    },
+    Stride {
+        page: u64,
+        step: u64,
+        pages: u64,
+    },
+    Reclaim {
+        pages: u64,
+    },
+    /// A round of the search for cold memory.
+    FindCold {
+        pages: u64,
+        rounds: u64,
+    },
+    PageOut {
+        start: u64,
+        pages: u64,
+    },
     Resume,
-    Discard { start: u64, pages: u64, every: u64 },
-    Guard { start: u64, pages: u64, every: u64 },
+    Discard {
+        start: u64,
+        pages: u64,
+        every: u64,
+    },
+    Guard {
+        start: u64,
+        pages: u64,
+        every: u64,
+    },
     Wait,
-    Unmap { start: u64, pages: u64 },
-    Remap { from: u64, to: u64, pages: u64 },
-    Pin { page: u64 },
+    Unmap {
+        start: u64,
+        pages: u64,
+    },
+    Remap {
+        from: u64,
+        to: u64,
+        pages: u64,
+    },
+    Pin {
+        page: u64,
+    },
     Unpin,
     Share,
-    Refuse { start: u64, pages: u64 },
-    Shrink { pages: u32 },
-    CompactStore { pages: u32 },
-    Recompress { steps: u32 },
-    Compact { order: u8 },
-    FailWrites { count: u32 },
+    Refuse {
+        start: u64,
+        pages: u64,
+    },
+    Shrink {
+        pages: u32,
+    },
+    CompactStore {
+        pages: u32,
+    },
+    Recompress {
+        steps: u32,
+    },
+    Compact {
+        order: u8,
+    },
+    FailWrites {
+        count: u32,
+    },
     DiscardFile,
-    FailReads { count: u32 },
-    OthersClaim { cluster: ClusterNumber },
+    FailReads {
+        count: u32,
+    },
+    OthersClaim {
+        cluster: ClusterNumber,
+    },
     OthersGo,
-    Fork { child: bool },
+    Fork {
+        child: bool,
+    },
     BringAllIn,
-    Sizes { policy: SizePolicy },
-    Advise { start: u64, pages: u64, advice: Advice },
-    Disable { how: Disabled },
+    Sizes {
+        policy: SizePolicy,
+    },
+    Advise {
+        start: u64,
+        pages: u64,
+        advice: Advice,
+    },
+    Disable {
+        how: Disabled,
+    },
 }
 
 pub fn step() -> impl Strategy<Value = Step> {
@@ -50,6 +122,7 @@ pub fn step() -> impl Strategy<Value = Step> {
         4 => (page.clone(), short.clone()).prop_map(|(page, pages)| Step::Read { page, pages }),
         2 => (page.clone(), 2u64..40, 1u64..80).prop_map(|(page, step, pages)| Step::Stride { page, step, pages }),
         3 => (1u64..300).prop_map(|pages| Step::Reclaim { pages }),
+        3 => (1u64..1000, 1u64..4).prop_map(|(pages, rounds)| Step::FindCold { pages, rounds }),
         3 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::PageOut { start, pages }),
         2 => Just(Step::Resume),
         3 => (page.clone(), short.clone(), 1u64..4)
@@ -100,6 +173,7 @@ impl World {
             Step::Reclaim { pages } => {
                 self.engine.reclaim(&mut self.worker, pages);
             }
+            Step::FindCold { pages, rounds } => self.find_cold(pages, rounds),
             Step::PageOut { start, pages } => {
                 self.engine.page_out(&mut self.worker, PageNumber(BASE + start)..PageNumber(BASE + start + pages));
             }

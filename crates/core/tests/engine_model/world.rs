@@ -5,7 +5,7 @@ use super::step::incompressible;
 use foliomem_core::cluster::Strategy as SlotStrategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::discards::GRACE_NS;
-use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
+use foliomem_core::engine::{BackingConfig, ColdWriteBack, Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::pacing::Pacing;
 use foliomem_types::size_policy::{Advice, SizePolicy};
@@ -115,6 +115,17 @@ impl World {
         resume_all(&self.engine, &mut self.worker);
         let lost = std::mem::take(&mut self.engine.ports().state.lock().poisoned);
         lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
+    }
+
+    /// Searches for cold memory, as the agent does in a round.
+    pub fn find_cold(&mut self, pages: u64, rounds: u64) {
+        self.engine.begin_cold_round();
+        while self.engine.write_back_cold(&mut self.worker, rounds) == ColdWriteBack::Some {}
+        let mut left = pages;
+        while left > 0 {
+            let staged_pages = self.engine.stage_for_cold(left);
+            left = if staged_pages > 0 { left.saturating_sub(staged_pages) } else { 0 };
+        }
     }
 
     /// Returns the number of first touches by the order that served them.

@@ -47,8 +47,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// program's thread to another CPU, and the pinned handler must follow. A program that faults page
 /// by page grows by at most 11 MiB meanwhile.
 const SLEEP_CO_LOCATED_MIN: Duration = Duration::from_millis(2);
-/// Maximum sleep while new mappings may need adoption soon, or the process has just changed its
-/// size.
+/// Maximum sleep near the limit, where new mappings need adoption soon, or while the process has
+/// just changed its size.
 const SLEEP_ACTIVATED_MAX: Duration = Duration::from_millis(4);
 /// Unmanaged memory that has grown by this much shows new mappings: 256 KiB.
 const NEW_MAPPING_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
@@ -122,7 +122,7 @@ impl History {
         self.alike >= QUIET_SAMPLES
     }
 
-    /// Returns the maximum sleep before activation: the monitor must see the size of a short-lived
+    /// Returns the maximum sleep far from the limit: the monitor must see the size of a short-lived
     /// program, and must not wake for an idle one.
     fn max_sleep(&self) -> Duration {
         SLEEP_ACTIVATED_MAX.saturating_mul(1 << self.idle.min(8)).min(SLEEP_MAX)
@@ -228,8 +228,8 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         let room = runtime.context.room();
         let is_recorded = runtime.context.tracer.is_on() && runtime.context.budget.own_pages() >= RECORDED_PAGES;
         // Without management nothing is swapped out.
-        request.filter(|request| !wants_reclaim(request)).iter().for_each(|resume| slot.request.finish(resume.number));
-        let is_asked = request.as_ref().is_some_and(wants_reclaim);
+        request.filter(|request| !must_manage(request)).iter().for_each(|resume| slot.request.finish(resume.number));
+        let is_asked = request.as_ref().is_some_and(must_manage);
         let now = is_recorded || runtime.activation.manage_now.load(Ordering::Relaxed) || is_asked;
         let wanted = now || runtime.context.pacing().activates(&room);
         let is_small = !now && wanted && runtime.context.is_small();
@@ -297,8 +297,8 @@ fn look_for_mappings(runtime: &'static Runtime, events: MappingEvents, history: 
 }
 
 /// Returns whether memory must be managed to serve `request`.
-fn wants_reclaim(request: &Pending) -> bool {
-    matches!(request.wanted, Wanted::Reclaim { .. })
+fn must_manage(request: &Pending) -> bool {
+    request.wanted != Wanted::Resume
 }
 
 /// Applies the limit, which may have grown, to everything that depends on it. The protected minimum
@@ -306,7 +306,7 @@ fn wants_reclaim(request: &Pending) -> bool {
 fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, request: Option<Pending>) {
     let limit_pages = runtime.context.budget.limit_pages();
     runtime.notices.allocations.set_limit(limit_pages);
-    let is_reclaiming = request.as_ref().is_some_and(wants_reclaim);
+    let is_reclaiming = request.is_some_and(|request| matches!(request.wanted, Wanted::Reclaim { .. }));
     engine.follow_limit(if is_reclaiming { Protection::Off } else { Protection::Minimum });
     runtime.context.tracer.limit(&runtime.context.budget);
 }
@@ -330,7 +330,9 @@ fn balance(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, history: &His
     }
     let unnoticed =
         if history.is_quiet() { QUIET_PAGES + (runtime.context.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };
-    let sleep = sleep_for((room.pages - room.watermarks.low_pages()).max(unnoticed), SLEEP_ACTIVATED_MAX);
+    // Far from the limit, new mappings are no more urgent than before activation.
+    let far = sleep_for(room.pages - room.watermarks.activation_pages(), history.max_sleep());
+    let sleep = sleep_for((room.pages - room.watermarks.low_pages()).max(unnoticed), SLEEP_ACTIVATED_MAX).max(far);
     if runtime.placement.cpu().is_some() { sleep.max(SLEEP_CO_LOCATED_MIN) } else { sleep }
 }
 

@@ -10,13 +10,13 @@ use crate::address_space::ranges::pages;
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
 use crate::companion::placement::{ThreadPlacement, own_thread};
-use crate::companion::request_progress::{Progress, RequestProgress, Step};
+use crate::companion::request_progress::{ColdResult, ColdStep, Progress, RequestProgress, Step};
 use crate::companion::workers::MAX_HANDLERS;
 use crate::ports::pieces::Worker;
 use crate::runtime::Runtime;
-use foliomem_core::engine::Resumed;
+use foliomem_core::engine::{ColdWriteBack, Resumed};
 use foliomem_core::pacing::{self, Activity, BackgroundReclaim};
-use foliomem_session::memory_request::Pending;
+use foliomem_session::memory_request::{COLD_ROUNDS, Pending};
 use foliomem_sync::Mutex;
 use foliomem_sys::clock::{self, now_ns, timespec};
 use foliomem_sys::cpus::{self, Urgency, set_urgency};
@@ -285,8 +285,30 @@ impl Reclaimer {
                 let progress = self.runtime.reclaim.note(number, |request| request.note_resumed(resumed));
                 self.finish_if(progress, number);
             }
+            Step::FindCold(step) => {
+                let result = self.find_cold(step);
+                let progress = self.runtime.reclaim.note(number, |request| request.note_cold(result));
+                self.finish_if(progress, number);
+            }
         }
         true
+    }
+
+    /// Does a step of the search for cold memory.
+    fn find_cold(&mut self, step: ColdStep) -> ColdResult {
+        let engine = &self.activated.engine;
+        match step {
+            ColdStep::Begin => engine.begin_cold_round(),
+            ColdStep::WriteBack => match engine.write_back_cold(&mut self.worker, COLD_ROUNDS.into()) {
+                ColdWriteBack::Some => return ColdResult::More,
+                ColdWriteBack::Done => {}
+            },
+            ColdStep::Stage(pages) => match engine.stage_for_cold(pages) {
+                0 => {}
+                pages => return ColdResult::Staged(pages),
+            },
+        }
+        ColdResult::Over
     }
 
     /// Publishes that request `number` is served, if it is.

@@ -37,6 +37,36 @@ enum Left {
         /// Whether there is no room, or no block any more.
         is_over: bool,
     },
+    /// One reclaimer serves it: the search is no hurry.
+    FindCold {
+        next: ColdStep,
+        /// Whether a reclaimer does a step.
+        is_taken: bool,
+        /// Pages that are still to be staged.
+        pages: u64,
+    },
+}
+
+/// A step of a round of the search for cold memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ColdStep {
+    /// Begin the round.
+    Begin,
+    /// Write back a batch of what is cold.
+    WriteBack,
+    /// Stage a batch of this many pages.
+    Stage(u64),
+}
+
+/// The result of a [`ColdStep`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ColdResult {
+    /// Doing this step again may do more.
+    More,
+    /// This many pages were staged.
+    Staged(u64),
+    /// The step is over.
+    Over,
 }
 
 /// A step of a request, for one reclaimer.
@@ -46,6 +76,8 @@ pub(crate) enum Step {
     Reclaim,
     /// Resume the block, if there is one, and then call [`RequestProgress::note_resumed`].
     Resume(Option<Range<PageNumber>>),
+    /// Do this, and then call [`RequestProgress::note_cold`].
+    FindCold(ColdStep),
 }
 
 /// Whether a request is served.
@@ -63,6 +95,7 @@ impl RequestProgress {
         let left = match request.wanted {
             Wanted::Reclaim { pages } => Left::Reclaim { pages, fruitless: 0 },
             Wanted::Resume => Left::Resume { from: PageNumber(0), unfinished: 0, is_over: false },
+            Wanted::FindCold { pages } => Left::FindCold { next: ColdStep::Begin, is_taken: false, pages },
         };
         RequestProgress { number: request.number, left }
     }
@@ -84,6 +117,9 @@ impl RequestProgress {
                 *from = block.as_ref().map_or(*from, |block| block.end);
                 Some(Step::Resume(block))
             }
+            Left::FindCold { next, is_taken, .. } => {
+                (!std::mem::replace(is_taken, true)).then_some(Step::FindCold(*next))
+            }
         }
     }
 
@@ -102,6 +138,21 @@ impl RequestProgress {
         *unfinished -= 1;
         *is_over |= resumed == Resumed::NoRoom;
         if *is_over && *unfinished == 0 { Progress::Served } else { Progress::Unfinished }
+    }
+
+    /// Notes the result of a step of the search for cold memory.
+    pub fn note_cold(&mut self, result: ColdResult) -> Progress {
+        let Left::FindCold { next, is_taken, pages } = &mut self.left else { return Progress::Unfinished };
+        *is_taken = false;
+        let staged_pages = if let ColdResult::Staged(pages) = result { pages } else { 0 };
+        *pages = pages.saturating_sub(staged_pages);
+        *next = match (*next, result) {
+            (ColdStep::Begin, _) | (ColdStep::WriteBack, ColdResult::More) => ColdStep::WriteBack,
+            (ColdStep::Stage(_), ColdResult::Over) => return Progress::Served,
+            (ColdStep::WriteBack | ColdStep::Stage(_), _) if *pages == 0 => return Progress::Served,
+            (ColdStep::WriteBack | ColdStep::Stage(_), _) => ColdStep::Stage(*pages),
+        };
+        Progress::Unfinished
     }
 }
 
@@ -140,5 +191,28 @@ mod tests {
         assert_eq!(take(&mut request), None);
         assert_eq!(request.note_resumed(Resumed::Block), Progress::Unfinished);
         assert_eq!(request.note_resumed(Resumed::Block), Progress::Served);
+    }
+
+    #[test]
+    fn a_round_of_the_search_for_cold_memory_writes_back_and_then_stages() {
+        let mut request = RequestProgress::new(Pending { number: 1, wanted: Wanted::FindCold { pages: 300 } });
+        let take = |request: &mut RequestProgress| request.take(|_| None);
+        let mut step = |expected, result| {
+            assert_eq!(take(&mut request), Some(Step::FindCold(expected)));
+            assert_eq!(take(&mut request), None, "one reclaimer at a time");
+            request.note_cold(result)
+        };
+        assert_eq!(step(ColdStep::Begin, ColdResult::Over), Progress::Unfinished);
+        assert_eq!(step(ColdStep::WriteBack, ColdResult::More), Progress::Unfinished);
+        assert_eq!(step(ColdStep::WriteBack, ColdResult::Over), Progress::Unfinished);
+        assert_eq!(step(ColdStep::Stage(300), ColdResult::Staged(256)), Progress::Unfinished);
+        assert_eq!(step(ColdStep::Stage(44), ColdResult::Staged(64)), Progress::Served);
+        let all = |pages, results: &[ColdResult]| {
+            let mut request = RequestProgress::new(Pending { number: 1, wanted: Wanted::FindCold { pages } });
+            results.iter().map(|&result| request.note_cold(result)).collect::<Vec<_>>()
+        };
+        let [more, served] = [Progress::Unfinished, Progress::Served];
+        assert_eq!(all(0, &[ColdResult::Over; 2]), [more, served], "nothing is to be staged");
+        assert_eq!(all(9, &[ColdResult::Over; 3]), [more, more, served], "nothing can be staged");
     }
 }
