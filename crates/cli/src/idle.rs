@@ -150,7 +150,7 @@ impl IdleWatcher {
         match watched.look(now, cpu_time, self.idle_time, |number| slot.request.is_finished(number)) {
             Verdict::Nothing if watched.state == State::Busy => {
                 if let Some(pages) = find_cold(watched, now, self.idle_time, pid, slot) {
-                    slot.request.ask(Wanted::FindCold { pages });
+                    slot.request.ask_unless_pending(Wanted::FindCold { pages });
                 }
             }
             Verdict::Nothing => {}

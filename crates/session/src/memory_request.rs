@@ -92,6 +92,13 @@ impl MemoryRequest {
         number_in(before).wrapping_add(1)
     }
 
+    /// Makes `wanted` the newest request if all requests so far are finished.
+    pub fn ask_unless_pending(&self, wanted: Wanted) {
+        let next = |word| (number_in(word) == self.finished.load(Ordering::Relaxed)).then(|| after(word, wanted));
+        // A pending request stays.
+        let _ = self.newest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
     /// Makes `wanted` the newest request if request `number` is the newest one so far.
     pub fn replace(&self, number: u32, wanted: Wanted) {
         let next = |word| (number_in(word) == number).then(|| after(word, wanted));
@@ -170,11 +177,24 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_must_not_replace_another_waits_for_its_end() {
+        let request = zeroed::<MemoryRequest>();
+        let first = request.ask(SOME);
+        request.ask_unless_pending(Wanted::Resume);
+        assert_eq!(request.pending(), Some(Pending { number: first, wanted: SOME }));
+        request.finish(first);
+        request.ask_unless_pending(Wanted::Resume);
+        assert_eq!(request.pending(), Some(Pending { number: first + 1, wanted: Wanted::Resume }));
+    }
+
+    #[test]
     fn what_is_wanted_is_what_the_companion_reads() {
         let request = zeroed::<MemoryRequest>();
-        let most = Wanted::Reclaim { pages: u64::from(u32::MAX) - 1 };
-        let all = Wanted::Reclaim { pages: u64::MAX };
-        for (wanted, read) in [(SOME, SOME), (Wanted::Resume, Wanted::Resume), (all, most)] {
+        let [most, most_cold] = [(1 << 31) - 1, (1 << 31) - 2];
+        let (reclaim, find_cold) = (|pages| Wanted::Reclaim { pages }, |pages| Wanted::FindCold { pages });
+        let clamped = [(reclaim(u64::MAX), reclaim(most)), (find_cold(u64::MAX), find_cold(most_cold))];
+        let exact = [SOME, Wanted::Resume, reclaim(0), find_cold(0), find_cold(7)].map(|wanted| (wanted, wanted));
+        for (wanted, read) in clamped.into_iter().chain(exact) {
             request.ask(wanted);
             assert_eq!(request.pending().map(|pending| pending.wanted), Some(read));
         }
