@@ -187,7 +187,7 @@ def test_stats_fields():
     mm = stats["mm_stat"]
     assert {"orig_data_size", "compr_data_size", "mem_used_total", "mem_used_max", "same_pages", "huge_pages"} <= set(mm)
     assert mm["mem_used_max"] > 0
-    for kind in ("first_touch", "home", "swap_in", "spurious"):
+    for kind in ("first_touch", "staged", "swap_in", "spurious"):
         fault = stats["faults"][kind]
         assert {"count", "p50_ns", "p99_ns", "max_ns", "total_ns"} <= set(fault)
         assert fault["p50_ns"] <= fault["p99_ns"] and fault["max_ns"] <= fault["total_ns"] or fault["count"] == 0, (kind, fault)

@@ -117,7 +117,7 @@ mod tests {
         assert_eq!((before.resident_bytes(), before.ratio()), (70, Some(4.0)));
         counters.vm.pgfault.add(50);
         counters.faults(FaultKind::SwapIn).record(300_000_000);
-        counters.faults(FaultKind::Home).record(700_000_000);
+        counters.faults(FaultKind::Staged).record(700_000_000);
         let after = Figures { at: before.at + Duration::from_millis(500), ..Figures::new(100, &counters) };
         let rates = after.since(&before);
         assert_eq!((rates.faults_per_s, rates.waiting_percent), (100.0, 200.0), "two threads waited all the time");

@@ -184,7 +184,7 @@ fn find_cold(watched: &mut Watched, now: Instant, idle_time: Duration, pid: u32,
     }
     let cpu_time = watched.cpu_time;
     watched.cold.round(now, idle_time, resident_bytes / PAGE_BYTES as u64, || {
-        let faults = slot.counters.faults(FaultKind::Home);
+        let faults = slot.counters.faults(FaultKind::Staged);
         let (touches, served) = (faults.count(), Duration::from_nanos(faults.sum_ns.get()));
         Some(Used { cpu_time, touches, served, new_pages: new_pages(pid)? })
     })

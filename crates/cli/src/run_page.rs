@@ -327,7 +327,7 @@ fn breakable(cell: &mut Markup, name: &str) {
 const fn meaning_of(kind: FaultKind) -> &'static str {
     match kind {
         FaultKind::FirstTouch => "new memory, filled with zeros",
-        FaultKind::Home => "staged memory was mapped back without decompressing (second chance)",
+        FaultKind::Staged => "staged memory was mapped back without decompressing (second chance)",
         FaultKind::SwapIn => "content was decompressed, or read from the swap file",
         FaultKind::Spurious => "another thread had served it",
         FaultKind::Copy => "a write after a fork waited for room for the copy",

@@ -143,7 +143,7 @@ fn only_a_fault_that_takes_memory_waits_for_other_processes() {
             (kind == Served::Done(wanted)).then(|| engine.ports().state.lock().pauses - before)
         })
     };
-    assert_eq!(pauses_of(FaultKind::Home, 64..2047), Some(0));
+    assert_eq!(pauses_of(FaultKind::Staged, 64..2047), Some(0));
     assert_eq!(pauses_of(FaultKind::Spurious, 2000..2047), Some(0));
     assert!(pauses_of(FaultKind::SwapIn, 0..1) > Some(0));
     engine.check();
@@ -165,7 +165,7 @@ fn reclaim_leaves_the_protected_minimum_unless_asked_for_everything() {
 
 #[test]
 fn a_staged_page_says_nothing_about_its_neighbours() {
-    let kinds = [FaultKind::FirstTouch, FaultKind::Home, FaultKind::SwapIn, FaultKind::Spurious, FaultKind::Copy];
+    let kinds = [FaultKind::FirstTouch, FaultKind::Staged, FaultKind::SwapIn, FaultKind::Spurious, FaultKind::Copy];
     assert_eq!(kinds.map(reads_ahead_after), [true, false, true, true, false]);
 }
 

@@ -29,7 +29,7 @@ const MAX_UNMEASURED_PERCENT: f64 = 2.0;
 /// reduce that time to nothing.
 const MIN_BASE: f64 = 0.01;
 /// The kinds of faults that a replay has.
-const KINDS: [FaultKind; 3] = [FaultKind::FirstTouch, FaultKind::Home, FaultKind::SwapIn];
+const KINDS: [FaultKind; 3] = [FaultKind::FirstTouch, FaultKind::Staged, FaultKind::SwapIn];
 
 /// The work of a run within a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -37,7 +37,7 @@ pub struct Work {
     /// First touches that foliomem serves.
     pub first_touch_faults: u64,
     /// Touches of staged pages.
-    pub home_faults: u64,
+    pub staged_faults: u64,
     /// Touches of swapped-out pages.
     pub swap_in_faults: u64,
     /// Pages swapped in.
@@ -51,7 +51,7 @@ impl Work {
     pub fn of(recorded: &Recorded) -> Work {
         Work {
             first_touch_faults: recorded.faults(FaultKind::FirstTouch).faults,
-            home_faults: recorded.faults(FaultKind::Home).faults,
+            staged_faults: recorded.faults(FaultKind::Staged).faults,
             swap_in_faults: recorded.faults(FaultKind::SwapIn).faults,
             pswpin: recorded.swpin_pages,
             pswpout: recorded.swpout_pages,
@@ -61,7 +61,7 @@ impl Work {
     fn faults(&self, kind: FaultKind) -> u64 {
         match kind {
             FaultKind::FirstTouch => self.first_touch_faults,
-            FaultKind::Home => self.home_faults,
+            FaultKind::Staged => self.staged_faults,
             FaultKind::SwapIn => self.swap_in_faults,
             FaultKind::Spurious | FaultKind::Copy => 0,
         }
@@ -212,9 +212,10 @@ fn costs(recorded: &Recorded) -> ([Option<f64>; KINDS.len()], f64) {
     let each_ns = |kind: FaultKind, served_ns: f64| served_ns.max(0.0) / recorded.faults(kind).faults.max(1) as f64;
     // A swap-in costs as much as a second chance, plus the decompression of its own pages and of
     // pages read ahead.
-    let home_ns = if is_known(FaultKind::Home) { each_ns(FaultKind::Home, served_ns(FaultKind::Home)) } else { 0.0 };
+    let staged_ns =
+        if is_known(FaultKind::Staged) { each_ns(FaultKind::Staged, served_ns(FaultKind::Staged)) } else { 0.0 };
     let swap_in_ns = each_ns(FaultKind::SwapIn, served_ns(FaultKind::SwapIn));
-    let swap_in_alone_ns = if recorded.swpin_pages > 0 { swap_in_ns.min(home_ns) } else { swap_in_ns };
+    let swap_in_alone_ns = if recorded.swpin_pages > 0 { swap_in_ns.min(staged_ns) } else { swap_in_ns };
     let for_pages_ns = (swap_in_ns - swap_in_alone_ns) * recorded.faults(FaultKind::SwapIn).faults as f64;
     let cost_ns = KINDS.map(|kind| {
         let served_ns = match kind {
@@ -237,7 +238,7 @@ mod tests {
     /// round trips of 10 us.
     fn recorded(program_cpu_us: u64) -> Recorded {
         let mut recorded = Recorded::default();
-        let kinds = [(FaultKind::SwapIn, 100_000, 40_000), (FaultKind::Home, 10_000, 5_000)];
+        let kinds = [(FaultKind::SwapIn, 100_000, 40_000), (FaultKind::Staged, 10_000, 5_000)];
         for (kind, faults, each_ns) in kinds {
             recorded.note(&Event::Faults { kind, faults, waited_ns: faults * each_ns });
         }
@@ -247,8 +248,8 @@ mod tests {
         recorded
     }
 
-    fn work(home_faults: u64, swap_in_faults: u64) -> Work {
-        Work { home_faults, swap_in_faults, pswpin: swap_in_faults, pswpout: swap_in_faults, ..Work::default() }
+    fn work(staged_faults: u64, swap_in_faults: u64) -> Work {
+        Work { staged_faults, swap_in_faults, pswpin: swap_in_faults, pswpout: swap_in_faults, ..Work::default() }
     }
 
     #[test]
@@ -321,7 +322,7 @@ mod tests {
     fn the_load_of_other_programs_does_not_count() {
         let quiet = Predictor::new(&recorded(5_000_000)).unwrap();
         let mut loaded = recorded(5_000_000);
-        for (kind, faults, each_ns) in [(FaultKind::SwapIn, 100_000, 80_000), (FaultKind::Home, 10_000, 10_000)] {
+        for (kind, faults, each_ns) in [(FaultKind::SwapIn, 100_000, 80_000), (FaultKind::Staged, 10_000, 10_000)] {
             loaded.note(&Event::Faults { kind, faults, waited_ns: faults * each_ns });
         }
         loaded.note(&Event::Took { elapsed_us: 40_000_000, program_cpu_us: 5_000_000, companion_cpu_us: 3_000_000 });

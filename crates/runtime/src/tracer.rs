@@ -163,12 +163,12 @@ impl Tracer {
         let folio = page.head(order).folio(order);
         match kind {
             FaultKind::FirstTouch => return self.filled(budget, folio),
-            FaultKind::Home => self.record(budget, || Event::Activate(page)),
+            FaultKind::Staged => self.record(budget, || Event::Activate(page)),
             FaultKind::SwapIn | FaultKind::Spurious | FaultKind::Copy => {
                 self.record(budget, || Event::Refault(page.folio(Order::ZERO)));
             }
         }
-        if matches!(kind, FaultKind::Home | FaultKind::SwapIn) && order > Order::ZERO {
+        if matches!(kind, FaultKind::Staged | FaultKind::SwapIn) && order > Order::ZERO {
             self.record(budget, || Event::Along(folio));
         }
     }

@@ -346,7 +346,7 @@ pub enum FaultKind {
     /// First touch: a new folio of zeros.
     FirstTouch,
     /// The folio was still staged: second chance.
-    Home,
+    Staged,
     /// Decompressed from the store.
     SwapIn,
     /// Nothing to do: another thread served the fault.
@@ -358,13 +358,13 @@ pub enum FaultKind {
 impl FaultKind {
     /// All kinds, in the order of their indices.
     pub const ALL: [FaultKind; 5] =
-        [FaultKind::FirstTouch, FaultKind::Home, FaultKind::SwapIn, FaultKind::Spurious, FaultKind::Copy];
+        [FaultKind::FirstTouch, FaultKind::Staged, FaultKind::SwapIn, FaultKind::Spurious, FaultKind::Copy];
 
     /// Returns the name of the kind in reports.
     pub const fn name(self) -> &'static str {
         match self {
             FaultKind::FirstTouch => "first_touch",
-            FaultKind::Home => "home",
+            FaultKind::Staged => "staged",
             FaultKind::SwapIn => "swap_in",
             FaultKind::Spurious => "spurious",
             FaultKind::Copy => "copy",
@@ -482,12 +482,12 @@ mod tests {
         let (a, total) = (Counters::default(), Counters::default());
         a.of(Order::ZERO).swpout.add(3);
         a.vm.pgfault.add(7);
-        a.faults(FaultKind::Home).record(500);
+        a.faults(FaultKind::Staged).record(500);
         a.fold_into(&total);
         a.fold_into(&total);
         assert_eq!(total.of(Order::ZERO).swpout.get(), 6);
         assert_eq!(total.vm.pgfault.get(), 14);
-        assert_eq!(total.faults(FaultKind::Home).count(), 2);
-        assert_eq!(total.faults(FaultKind::Home).max_ns.get(), 500);
+        assert_eq!(total.faults(FaultKind::Staged).count(), 2);
+        assert_eq!(total.faults(FaultKind::Staged).max_ns.get(), 500);
     }
 }

@@ -260,7 +260,7 @@ impl<P: Ports> Engine<P> {
                 self.split_borders(&mut entries, head.folio(order));
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
                 entries.set_active(head, order);
-                step(self.map_in(&steady, &mut entries, head), FaultKind::Home, head.folio(order))
+                step(self.map_in(&steady, &mut entries, head), FaultKind::Staged, head.folio(order))
             }
             PageState::Swapped { fetching: true, order, .. } => {
                 let head = page.head(order);

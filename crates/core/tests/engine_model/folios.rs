@@ -175,7 +175,7 @@ fn where_parts_are_used_a_staged_folio_is_mapped_in_by_parts() {
     world.run(&Step::Write { page: half, pages: half, value: 11 });
     world.engine.stage_oldest(PAGES);
     let (staged, home) = (world.engine.staged_pages(), PageNumber(BASE + half + 100));
-    assert_eq!(world.engine.fault(&mut world.worker, home), Served::Done(FaultKind::Home));
+    assert_eq!(world.engine.fault(&mut world.worker, home), Served::Done(FaultKind::Staged));
     assert_eq!(world.engine.staged_pages(), staged - 1);
     world.check();
 }

@@ -250,7 +250,7 @@ fn replay(scenario: &Scenario) -> Result<Replayed, LabError> {
     let vm = &lab.engine().counters().vm;
     let work = Work {
         first_touch_faults: lab.managed_faults(FaultKind::FirstTouch),
-        home_faults: lab.managed_faults(FaultKind::Home),
+        staged_faults: lab.managed_faults(FaultKind::Staged),
         swap_in_faults: lab.managed_faults(FaultKind::SwapIn),
         pswpin: vm.pswpin.get(),
         pswpout: vm.pswpout.get(),

@@ -54,7 +54,7 @@ impl Advice {
                 row,
                 " {:>11} {:>11} {:>11} {:>9} {:>9}",
                 work.first_touch_faults,
-                work.home_faults,
+                work.staged_faults,
                 work.swap_in_faults,
                 mib(work.pswpin),
                 mib(work.pswpout)
