@@ -22,14 +22,14 @@ while os.read(0, 1):
 # The same in a parent, who waits for a child that has a copy and sleeps.
 FORKED = SLEEPER.replace("print(os.getpid()", "child = os.fork()\nif child:\n    ended = os.wait()[1]\n    assert all("
                          "int(row[:12]) == number for number, row in enumerate(rows))\n    sys.exit(ended)\nprint(os.getpid()")
-# Works on the first rows all the time, and on the others at the end.
+# Works on the last rows all the time, and on the others at the end.
 BUSY = """
 import os, sys
 rows, used = [b'%012d' % number * 4096 for number in range(3000)], int(sys.argv[1])
 print(os.getpid(), flush=True)
 os.set_blocking(0, False)
 while True:
-    assert all(int(row[:12]) == number and row[-12:] == row[:12] for number, row in enumerate(rows[:used]))
+    assert all(int(row[:12]) == number and row[-12:] == row[:12] for number, row in enumerate(rows[-used:], len(rows) - used))
     try:
         if not os.read(0, 1):
             break
@@ -139,7 +139,9 @@ def test_what_a_busy_process_does_not_use_is_compressed():
 
 def test_what_a_busy_process_uses_stays():
     run = Run(BUSY, 3000, options=("--idle", "2s"))
-    run.until(lambda figures: figures["vmstat"]["pgdeactivate"] * 4096 > 100 * MIB, "searched")
+    # On a busy machine each touch costs more, so the search is slow.
+    run.until(lambda figures: figures["vmstat"]["pgdeactivate"] * 4096 > 16 * MIB, "searched")
+    time.sleep(6)
     figures = run.status()
     assert figures["vmstat"]["pswpout"] * 4096 < 30 * MIB and figures["taken_bytes"] > 110 * MIB, figures["vmstat"]
     run.finish()
