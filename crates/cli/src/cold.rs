@@ -77,12 +77,12 @@ impl ColdSearch {
         if now - self.began < idle_time || NEW_PAGE * new_pages > cpu_time / NEW_SHARE {
             return None;
         }
-        let most = (resident_pages as f64 * interval.as_secs_f64() / idle_time.as_secs_f64()) as u64;
+        let most = (resident_pages as f64 * interval.div_duration_f64(idle_time).min(1.0)) as u64;
         let touches = small(used.touches.saturating_sub(before.touches));
         let lost = used.served.saturating_sub(before.served) + TOUCH * touches;
         let is_dear = lost > cpu_time / LOST_SHARE;
         let pages = if is_dear { self.pages / 2 } else { self.pages * 2 };
-        self.pages = pages.min(most.min(resident_pages)).max(MIN_PAGES);
+        self.pages = pages.min(most).max(MIN_PAGES);
         Some(self.pages)
     }
 }
@@ -90,15 +90,6 @@ impl ColdSearch {
 /// Converts a count to the type by which a time can be multiplied.
 fn small(count: u64) -> u32 {
     count.min(u64::from(u32::MAX)) as u32
-}
-
-/// Returns the number of pages that the kernel gave process `pid` without reading them from a disk.
-pub fn new_pages(pid: u32) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
-    // The name may contain parentheses and spaces.
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_ascii_whitespace().nth(7)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -168,13 +159,5 @@ mod tests {
         let rounds =
             (2..20).map(|second| search.round(later(second), Duration::from_secs(1), 500, || Some(Used::default())));
         assert_eq!(rounds.last(), Some(Some(500)));
-    }
-
-    #[test]
-    fn new_pages_are_counted() {
-        let before = new_pages(std::process::id()).unwrap();
-        let filled = vec![1u8; 16 << 20];
-        assert!(new_pages(std::process::id()).unwrap() >= before + 8, "{}", filled.len());
-        assert_eq!(new_pages(0), None);
     }
 }

@@ -11,7 +11,8 @@
 //! The slot also says that the process is idle: its monitor then sleeps for longer. If all
 //! processes of a run are idle, so does the supervisor.
 
-use crate::cold::{ColdSearch, Used, new_pages};
+use crate::cold::{ColdSearch, Used};
+use crate::proc_stat::ProcStat;
 use foliomem_session::memory_request::Wanted;
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
@@ -186,7 +187,7 @@ fn find_cold(watched: &mut Watched, now: Instant, idle_time: Duration, pid: u32,
     watched.cold.round(now, idle_time, resident_bytes / PAGE_BYTES as u64, || {
         let faults = slot.counters.faults(FaultKind::Staged);
         let (touches, served) = (faults.count(), Duration::from_nanos(faults.sum_ns.get()));
-        Some(Used { cpu_time, touches, served, new_pages: new_pages(pid)? })
+        Some(Used { cpu_time, touches, served, new_pages: ProcStat::of(pid)?.minor_faults()? })
     })
 }
 

@@ -5,6 +5,7 @@
 
 use crate::args::{Args, Command};
 use crate::figures::{Figures, Rates};
+use crate::proc_stat::ProcStat;
 use clap::Parser;
 use foliomem_session::find_run::{Inode, Run, Runs};
 use foliomem_session::segment::Control;
@@ -228,20 +229,13 @@ fn program_of(pid: u32) -> Option<Vec<String>> {
 impl Name {
     /// Returns what `/proc` says about process `pid`.
     fn of(pid: u32) -> Name {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let (parent_pid, comm) = parse_stat(&String::from_utf8_lossy(&stat)).unwrap_or_default();
+        let stat = ProcStat::of(pid);
+        let known = stat.as_ref().and_then(|stat| Some((stat.parent_pid()?, stat.name()?)));
+        let (parent_pid, comm) = known.unwrap_or_default();
         // A process without a command line is shown as its name in brackets, as ps(1) does.
         let program = command_line(pid).map_or_else(|| vec![format!("[{comm}]")], |words| readable(&words));
         Name { parent_pid, program }
     }
-}
-
-/// Returns the parent's pid and the name of a process, by the text of its `/proc/PID/stat`.
-fn parse_stat(stat: &str) -> Option<(u32, String)> {
-    // The name may contain parentheses and spaces.
-    let (head, fields) = stat.rsplit_once(')')?;
-    let (_pid, comm) = head.split_once('(')?;
-    Some((fields.split_ascii_whitespace().nth(1)?.parse().ok()?, comm.to_owned()))
 }
 
 impl RunSample {
@@ -309,13 +303,5 @@ mod tests {
         assert!(own.program[0].contains("/foliomem"), "{own:?}");
         let none = Name::of(u32::MAX);
         assert_eq!((none.parent_pid, &none.program[..]), (0, &["[]".to_owned()][..]));
-    }
-
-    #[test]
-    fn a_name_may_look_like_fields() {
-        assert_eq!(parse_stat("7 (a) S 1 (b) R 42 9 9"), Some((42, "a) S 1 (b".to_owned())));
-        for broken in ["", "7 (a", "7 a) S 1", "7 (a) S", "7 (a) S x"] {
-            assert_eq!(parse_stat(broken), None, "{broken}");
-        }
     }
 }
