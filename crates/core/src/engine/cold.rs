@@ -4,7 +4,8 @@
 //! User space sees no accessed bit. So the oldest resident folios are staged, some in each round: a
 //! folio in use returns with its next touch, at the cost of a fault that only maps it in. What is
 //! still staged some rounds later is written back. The caller decides how often there is a round,
-//! and how much is staged in it, because that is what the search costs the program.
+//! and stages as much in it as the program may lose by the touches
+//! ([`stage_oldest`](Engine::stage_oldest)).
 //!
 //! Locks: as for reclaim ([`super::reclaim`]).
 
@@ -38,31 +39,24 @@ impl<P: Ports> Engine<P> {
     pub fn write_back_cold(&self, worker: &mut P::Worker, rounds: u64) -> ColdWriteBack {
         let before = (self.staged.epoch() + 1).saturating_sub(rounds);
         let (mut freed_bytes, mut written_pages) = (0, 0);
-        let mut result = ColdWriteBack::Some;
-        while written_pages < BATCH_PAGES && result == ColdWriteBack::Some {
-            let Some((block, folio)) = self.pop_before(&self.staged, before) else {
-                result = ColdWriteBack::Done;
-                break;
-            };
+        let result = loop {
+            if written_pages >= BATCH_PAGES {
+                break ColdWriteBack::Some;
+            }
+            let Some((block, folio)) = self.pop_before(&self.staged, before) else { break ColdWriteBack::Done };
             match self.write_back(worker, block, folio) {
                 WrittenBack::Freed { pages, bytes } => {
                     freed_bytes += bytes;
                     written_pages += pages;
                 }
                 WrittenBack::Nothing => {}
-                WrittenBack::NoRoom => result = ColdWriteBack::Done,
+                WrittenBack::NoRoom => break ColdWriteBack::Done,
             }
-        }
+        };
         if freed_bytes > 0 {
             self.shrink(KEPT_PAGES, (freed_bytes / PAGE_BYTES as i64) as u32);
         }
         self.publish_store();
         result
-    }
-
-    /// Stages a batch of the oldest resident folios, up to `most_pages`; returns the number of
-    /// staged pages, 0 if none could be staged.
-    pub fn stage_for_cold(&self, most_pages: u64) -> u64 {
-        self.stage_oldest(most_pages.min(BATCH_PAGES))
     }
 }

@@ -7,7 +7,7 @@ use foliomem_core::compaction::Variant;
 use foliomem_core::discards::GRACE_NS;
 use foliomem_core::engine::{BackingConfig, ColdWriteBack, Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
-use foliomem_core::pacing::Pacing;
+use foliomem_core::pacing::{BATCH_PAGES, Pacing};
 use foliomem_types::size_policy::{Advice, SizePolicy};
 use foliomem_types::units::{Order, OrderSet, PageNumber};
 use std::collections::BTreeMap;
@@ -123,7 +123,7 @@ impl World {
         while self.engine.write_back_cold(&mut self.worker, rounds) == ColdWriteBack::Some {}
         let mut left = pages;
         while left > 0 {
-            let staged_pages = self.engine.stage_for_cold(left);
+            let staged_pages = self.engine.stage_oldest(left.min(BATCH_PAGES));
             left = if staged_pages > 0 { left.saturating_sub(staged_pages) } else { 0 };
         }
     }

@@ -303,7 +303,7 @@ impl Reclaimer {
                 ColdWriteBack::Some => return ColdResult::More,
                 ColdWriteBack::Done => {}
             },
-            ColdStep::Stage(pages) => match engine.stage_for_cold(pages) {
+            ColdStep::Stage(pages) => match engine.stage_oldest(pages.min(pacing::BATCH_PAGES)) {
                 0 => {}
                 pages => return ColdResult::Staged(pages),
             },
