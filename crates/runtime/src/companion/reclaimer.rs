@@ -285,8 +285,8 @@ impl Reclaimer {
                 let progress = self.runtime.reclaim.note(number, |request| request.note_resumed(resumed));
                 self.finish_if(progress, number);
             }
-            Step::FindCold(step) => {
-                let result = self.find_cold(step);
+            Step::FindCold { step, pages } => {
+                let result = self.find_cold(step, pages);
                 let progress = self.runtime.reclaim.note(number, |request| request.note_cold(result));
                 self.finish_if(progress, number);
             }
@@ -294,8 +294,8 @@ impl Reclaimer {
         true
     }
 
-    /// Does a step of the search for cold memory.
-    fn find_cold(&mut self, step: ColdStep) -> ColdResult {
+    /// Does a step of the search for cold memory, with `pages` still to be staged.
+    fn find_cold(&mut self, step: ColdStep, pages: u64) -> ColdResult {
         let engine = &self.activated.engine;
         match step {
             ColdStep::Begin => engine.begin_cold_round(),
@@ -303,7 +303,7 @@ impl Reclaimer {
                 ColdWriteBack::Some => return ColdResult::More,
                 ColdWriteBack::Done => {}
             },
-            ColdStep::Stage(pages) => match engine.stage_oldest(pages.min(pacing::BATCH_PAGES)) {
+            ColdStep::Stage => match engine.stage_oldest(pages.min(pacing::BATCH_PAGES)) {
                 0 => {}
                 pages => return ColdResult::Staged(pages),
             },

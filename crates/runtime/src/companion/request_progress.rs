@@ -54,8 +54,8 @@ pub(crate) enum ColdStep {
     Begin,
     /// Write back a batch of what is cold.
     WriteBack,
-    /// Stage a batch of this many pages.
-    Stage(u64),
+    /// Stage a batch.
+    Stage,
 }
 
 /// The result of a [`ColdStep`].
@@ -77,7 +77,12 @@ pub(crate) enum Step {
     /// Resume the block, if there is one, and then call [`RequestProgress::note_resumed`].
     Resume(Option<Range<PageNumber>>),
     /// Do this, and then call [`RequestProgress::note_cold`].
-    FindCold(ColdStep),
+    FindCold {
+        /// What to do.
+        step: ColdStep,
+        /// Pages that are still to be staged.
+        pages: u64,
+    },
 }
 
 /// Whether a request is served.
@@ -117,8 +122,10 @@ impl RequestProgress {
                 *from = block.as_ref().map_or(*from, |block| block.end);
                 Some(Step::Resume(block))
             }
-            Left::FindCold { next, is_taken, .. } => {
-                (!std::mem::replace(is_taken, true)).then_some(Step::FindCold(*next))
+            Left::FindCold { is_taken: true, .. } => None,
+            Left::FindCold { next, is_taken, pages } => {
+                *is_taken = true;
+                Some(Step::FindCold { step: *next, pages: *pages })
             }
         }
     }
@@ -148,9 +155,9 @@ impl RequestProgress {
         *pages = pages.saturating_sub(staged_pages);
         *next = match (*next, result) {
             (ColdStep::Begin, _) | (ColdStep::WriteBack, ColdResult::More) => ColdStep::WriteBack,
-            (ColdStep::Stage(_), ColdResult::Over) => return Progress::Served,
-            (ColdStep::WriteBack | ColdStep::Stage(_), _) if *pages == 0 => return Progress::Served,
-            (ColdStep::WriteBack | ColdStep::Stage(_), _) => ColdStep::Stage(*pages),
+            (ColdStep::Stage, ColdResult::Over) => return Progress::Served,
+            (ColdStep::WriteBack | ColdStep::Stage, _) if *pages == 0 => return Progress::Served,
+            (ColdStep::WriteBack | ColdStep::Stage, _) => ColdStep::Stage,
         };
         Progress::Unfinished
     }
@@ -197,16 +204,16 @@ mod tests {
     fn a_round_of_the_search_for_cold_memory_writes_back_and_then_stages() {
         let mut request = RequestProgress::new(Pending { number: 1, wanted: Wanted::FindCold { pages: 300 } });
         let take = |request: &mut RequestProgress| request.take(|_| None);
-        let mut step = |expected, result| {
-            assert_eq!(take(&mut request), Some(Step::FindCold(expected)));
+        let mut step = |step, pages, result| {
+            assert_eq!(take(&mut request), Some(Step::FindCold { step, pages }));
             assert_eq!(take(&mut request), None, "one reclaimer at a time");
             request.note_cold(result)
         };
-        assert_eq!(step(ColdStep::Begin, ColdResult::Over), Progress::Unfinished);
-        assert_eq!(step(ColdStep::WriteBack, ColdResult::More), Progress::Unfinished);
-        assert_eq!(step(ColdStep::WriteBack, ColdResult::Over), Progress::Unfinished);
-        assert_eq!(step(ColdStep::Stage(300), ColdResult::Staged(256)), Progress::Unfinished);
-        assert_eq!(step(ColdStep::Stage(44), ColdResult::Staged(64)), Progress::Served);
+        assert_eq!(step(ColdStep::Begin, 300, ColdResult::Over), Progress::Unfinished);
+        assert_eq!(step(ColdStep::WriteBack, 300, ColdResult::More), Progress::Unfinished);
+        assert_eq!(step(ColdStep::WriteBack, 300, ColdResult::Over), Progress::Unfinished);
+        assert_eq!(step(ColdStep::Stage, 300, ColdResult::Staged(256)), Progress::Unfinished);
+        assert_eq!(step(ColdStep::Stage, 44, ColdResult::Staged(64)), Progress::Served);
         let all = |pages, results: &[ColdResult]| {
             let mut request = RequestProgress::new(Pending { number: 1, wanted: Wanted::FindCold { pages } });
             results.iter().map(|&result| request.note_cold(result)).collect::<Vec<_>>()
