@@ -9,10 +9,12 @@ mod table;
 
 use args::{
     BenchAccessArgs, BenchAdviseArgs, BenchCommand, BenchCompactArgs, BenchDensityArgs, BenchLabArgs, BenchLimitArgs,
-    BenchProgramsArgs, BenchSlotsArgs, BenchStartArgs, BenchSwapArgs, CalibrateArgs,
+    BenchProgramsArgs, BenchSlotsArgs, BenchStartArgs, BenchSwapArgs, CalibrateArgs, Turns,
 };
 use error::{BadValue, CommandError};
-use foliomem_bench::{access, advise, calibrate, compact, density, lab, limit, programs, slots, start, swap};
+use foliomem_bench::{
+    access, advise, calibrate, compact, density, equal_total, lab, limit, programs, slots, start, swap,
+};
 use foliomem_command::beside;
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
@@ -113,15 +115,23 @@ fn bench_compact(args: &BenchCompactArgs) -> Result<u8, CommandError> {
 }
 
 fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CommandError> {
-    let mut options = programs::Options::new(Some(beside("foliomem")?));
-    options.kernel = !args.no_kernel;
-    options.runs = args.runs.max(1);
-    options.programs = named(&args.only, &programs::Program::ALL, "numpy, redis, compile")?;
+    let options = programs::Options {
+        programs: named(&args.only, &programs::Program::ALL, "numpy, redis, compile")?,
+        settings: args.turns.settings()?,
+    };
     table::print(args.printing.form(), |progress| {
         let report = programs::run(&options, progress)?;
         report_skipped(&report.skipped);
         Ok(report.rows)
     })
+}
+
+impl Turns {
+    /// Returns the settings to run.
+    fn settings(&self) -> Result<equal_total::Options, CommandError> {
+        let foliomem = Some(beside("foliomem")?);
+        Ok(equal_total::Options { foliomem, kernel: !self.no_kernel, runs: self.runs.max(1) })
+    }
 }
 
 /// Returns the settings with these names, or all without names, as indices.

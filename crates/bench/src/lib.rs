@@ -13,8 +13,8 @@
 //! - [`density`] counts the idle sandboxes that fit into a fixed amount of memory;
 //! - [`start`] times the shortest program, plain and in a run;
 //! - [`lab`] measures the speed of the lab's simulations;
-//! - [`programs`] times real programs without a limit, under the kernel's limit, and under
-//!   foliomem's;
+//! - [`equal_total`] compares the kernel with foliomem at equal total memory, for
+//! - [`programs`], real programs;
 //! - [`kernel`] changes the machine for the kernel's turn, and [`undo`] restores it in every case.
 //!
 //! The `main` of a binary that uses [`kernel_peer`] must begin with [`enter_if_asked`].
@@ -28,6 +28,7 @@ pub mod compact;
 pub mod corpus;
 mod cpu_time;
 pub mod density;
+pub mod equal_total;
 mod error;
 pub mod kernel;
 #[allow(unsafe_code)]

@@ -60,6 +60,18 @@ impl Printing {
     }
 }
 
+/// The turns of a program: which settings are run, and how often.
+#[derive(Debug, clap::Args)]
+pub struct Turns {
+    /// Runs of each setting, of which the median counts; a setting that takes longer than 45 s runs
+    /// once.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+    /// Do not measure the kernel.
+    #[arg(long)]
+    pub no_kernel: bool,
+}
+
 /// Options of `bench swap`.
 #[derive(Debug, clap::Args)]
 pub struct BenchSwapArgs {
@@ -119,13 +131,8 @@ pub struct BenchProgramsArgs {
     /// Only these: numpy, redis, compile.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Runs of each setting, of which the median counts; a setting that takes longer than 45 s runs
-    /// once.
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub runs: usize,
-    /// Do not measure the kernel.
-    #[arg(long)]
-    pub no_kernel: bool,
+    #[command(flatten)]
+    pub turns: Turns,
 }
 
 /// Options of `bench access`.

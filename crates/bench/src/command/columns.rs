@@ -1,7 +1,9 @@
 //! The columns of each benchmark's table.
 
 use super::table::{Column, TableRow, known, name};
-use foliomem_bench::{access, advise, compact, density, lab, limit, programs, slots, start, swap};
+use foliomem_bench::{access, advise, compact, density, equal_total, lab, limit, slots, start, swap};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 impl TableRow for swap::Row {
     const COLUMNS: &'static [Column<Self>] = &[
@@ -45,7 +47,7 @@ impl TableRow for compact::Row {
     ];
 }
 
-impl TableRow for programs::Row {
+impl<P: Serialize + DeserializeOwned + 'static> TableRow for equal_total::Row<P> {
     const COLUMNS: &'static [Column<Self>] = &[
         Column::name("program", 9, |row| name(&row.program)),
         Column::name("setting", 18, |row| name(&row.setting)),
