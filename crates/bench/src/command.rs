@@ -8,12 +8,13 @@ mod measurements;
 mod table;
 
 use args::{
-    BenchAccessArgs, BenchAdviseArgs, BenchCommand, BenchCompactArgs, BenchDensityArgs, BenchLabArgs, BenchLimitArgs,
-    BenchProgramsArgs, BenchSlotsArgs, BenchStartArgs, BenchSwapArgs, CalibrateArgs, Turns,
+    BenchAccessArgs, BenchAdviseArgs, BenchCommand, BenchCompactArgs, BenchDensityArgs, BenchLabArgs,
+    BenchLanguagesArgs, BenchLimitArgs, BenchProgramsArgs, BenchSlotsArgs, BenchStartArgs, BenchSwapArgs,
+    CalibrateArgs, Turns,
 };
 use error::{BadValue, CommandError};
 use foliomem_bench::{
-    access, advise, calibrate, compact, density, equal_total, lab, limit, programs, slots, start, swap,
+    access, advise, calibrate, compact, density, equal_total, lab, languages, limit, programs, slots, start, swap,
 };
 use foliomem_command::beside;
 use foliomem_core::cluster::Strategy;
@@ -33,6 +34,7 @@ pub fn run_command(what: &BenchCommand) -> Result<u8, CommandError> {
         BenchCommand::Slots(args) => bench_slots(args),
         BenchCommand::Compact(args) => bench_compact(args),
         BenchCommand::Programs(args) => bench_programs(args),
+        BenchCommand::Languages(args) => bench_languages(args),
         BenchCommand::Access(args) => bench_access(args),
         BenchCommand::Advise(args) => bench_advise(args),
         BenchCommand::Limit(args) => bench_limit(args),
@@ -121,6 +123,20 @@ fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CommandError> {
     };
     table::print(args.printing.form(), |progress| {
         let report = programs::run(&options, progress)?;
+        report_skipped(&report.skipped);
+        Ok(report.rows)
+    })
+}
+
+fn bench_languages(args: &BenchLanguagesArgs) -> Result<u8, CommandError> {
+    let options = languages::Options {
+        languages: named(&args.only, &languages::Language::ALL, languages::NAMES)?,
+        settings: args.turns.settings()?,
+        percent: args.percent,
+        scale: args.scale,
+    };
+    table::print(args.printing.form(), |progress| {
+        let report = languages::run(&options, progress)?;
         report_skipped(&report.skipped);
         Ok(report.rows)
     })

@@ -146,6 +146,16 @@ impl GroupLimit {
     }
 }
 
+/// Whether foliomem limits the memory of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Limited {
+    /// All settings are compared.
+    Yes,
+    /// Most of the memory is shared memory, which foliomem does not limit: it only runs without
+    /// pressure.
+    No,
+}
+
 /// The timeout of a run. A run that takes longer counts as hanging: it is ended, with a wrong
 /// result.
 #[derive(Debug, Clone, Copy)]
@@ -193,6 +203,8 @@ pub(crate) struct Subject<'a, P> {
     pub(crate) leaves: &'static [&'static str],
     /// How the result is obtained.
     pub(crate) answer: Answer<'a>,
+    /// Whether foliomem limits its memory.
+    pub(crate) limited: Limited,
     /// The limit of the kernel's group.
     pub(crate) group_limit: GroupLimit,
     /// The timeout of a run.
@@ -315,7 +327,11 @@ impl<'a, P: Copy + Debug> Bench<'a, P> {
         let mut rows = Rows { program: name, answer, progress, report };
         let (plain, unpressed) = self.without_pressure(options, first, ample)?;
         rows.add(Setting::None, None, &plain);
-        self.under_pressure(options, limit, &mut rows)?;
+        if self.subject.limited == Limited::Yes {
+            self.under_pressure(options, limit, &mut rows)?;
+        } else {
+            rows.report.skipped.push(format!("{name:?} within a limit: most of its memory is shared memory"));
+        }
         if options.foliomem.is_some() {
             rows.add(Setting::FoliomemUnpressed, Some(ample), &unpressed);
         }
@@ -493,6 +509,7 @@ mod tests {
             command: Words::new("sh", &["script"]),
             leaves: &[],
             answer: Answer::File("stdout"),
+            limited: Limited::Yes,
             group_limit: GroupLimit::Percent(50),
             patience: Patience { least: Duration::from_secs(60), times_first: 10.0 },
         }

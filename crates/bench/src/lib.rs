@@ -13,8 +13,8 @@
 //! - [`density`] counts the idle sandboxes that fit into a fixed amount of memory;
 //! - [`start`] times the shortest program, plain and in a run;
 //! - [`lab`] measures the speed of the lab's simulations;
-//! - [`equal_total`] compares the kernel with foliomem at equal total memory, for
-//! - [`programs`], real programs;
+//! - [`equal_total`] compares the kernel's limit with foliomem's at equal total memory;
+//! - [`programs`] does so for real programs, and [`languages`] for small ones in many languages;
 //! - [`kernel`] changes the machine for the kernel's turn, and [`undo`] restores it in every case.
 //!
 //! The `main` of a binary that uses [`kernel_peer`] must begin with [`enter_if_asked`].
@@ -35,6 +35,7 @@ pub mod kernel;
 pub mod kernel_child;
 pub mod kernel_peer;
 pub mod lab;
+pub mod languages;
 pub mod limit;
 pub mod programs;
 mod raw_codec;

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::equal_total::{self, Answer, Driven, GroupLimit, Patience, Subject, Words};
+use crate::equal_total::{self, Answer, Driven, GroupLimit, Limited, Patience, Subject, Words};
 use crate::kernel::run as run_command;
 use crate::redis::Client;
 use crate::running::Running;
@@ -121,6 +121,7 @@ fn subject(program: Program, values: &[u8]) -> Subject<'_, Program> {
                 command: Words::new(&python, &["arrays.py"]),
                 leaves: &[],
                 answer: Answer::File("stdout"),
+                limited: Limited::Yes,
                 group_limit: GroupLimit::Bytes(NUMPY_LIMIT),
                 patience,
             }
@@ -134,6 +135,7 @@ fn subject(program: Program, values: &[u8]) -> Subject<'_, Program> {
                 command: Words::new("redis-server", &REDIS_ARGUMENTS),
                 leaves: &["redis.sock"],
                 answer: Answer::Driver(Box::new(move |server, dir, hangs| load.drive(server, dir, hangs))),
+                limited: Limited::Yes,
                 group_limit: percent,
                 patience,
             }
@@ -145,6 +147,7 @@ fn subject(program: Program, values: &[u8]) -> Subject<'_, Program> {
             command: Words::new("g++", &["-O2", "-c", "templates.cpp", "-o", "templates.o"]),
             leaves: &["templates.o"],
             answer: Answer::File("templates.o"),
+            limited: Limited::Yes,
             group_limit: percent,
             patience,
         },

@@ -34,6 +34,9 @@ _foliomem__bench() {
             foliomem__bench,lab)
                 cmd="foliomem__bench__subcmd__lab"
                 ;;
+            foliomem__bench,languages)
+                cmd="foliomem__bench__subcmd__languages"
+                ;;
             foliomem__bench,limit)
                 cmd="foliomem__bench__subcmd__limit"
                 ;;
@@ -56,7 +59,7 @@ _foliomem__bench() {
 
     case "${cmd}" in
         foliomem__bench)
-            opts="-h -V --help --version swap slots compact programs access limit advise start density lab calibrate"
+            opts="-h -V --help --version swap slots compact programs languages access limit advise start density lab calibrate"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -207,6 +210,36 @@ _foliomem__bench() {
             fi
             case "${prev}" in
                 --runs)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__bench__subcmd__languages)
+            opts="-h --json --only --runs --no-kernel --percent --scale --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --only)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --runs)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --percent)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --scale)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -30,6 +30,7 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "swap"
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "slots" -d 'Allocation of swap slots: time, scanned clusters and fallbacks by strategy, order, threads and fill level'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "compact" -d 'Compaction: success, pages moved and time of making a run of frames, by compaction variant and order'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "programs" -d 'Real programs: without a limit, under the kernel\'s, and under foliomem\'s with equal total'
+complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "languages" -d 'Small programs in many languages, most with a garbage collector, in the same settings'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "access" -d 'Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at an equal total'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "limit" -d 'Growing programs in memory cgroups: how far they exceed a fixed limit, and how many the kernel kills. Needs root and a C compiler'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "advise" -d 'Compare the slowdown that `foliomem advise` predicts with that of real programs'
@@ -58,6 +59,13 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" 
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -l json -d 'Print rows as a JSON array'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -l no-kernel -d 'Do not measure the kernel'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -s h -l help -d 'Print help'
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand languages" -l only -d 'Only these: lua, luajit, perl, guile, ruby, ocaml, erlang, pandas, node, java-g1, java-zgc' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand languages" -l runs -d 'Runs of each setting, of which the median counts; a setting that takes longer than 45 s runs once' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand languages" -l percent -d 'The kernel\'s limit in per cent of the need, 10 to 100' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand languages" -l scale -d 'The data of the programs in per cent of their usual data, 1 to 1000' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand languages" -l json -d 'Print rows as a JSON array'
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand languages" -l no-kernel -d 'Do not measure the kernel'
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand languages" -s h -l help -d 'Print help'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l only -d 'Only these: sequential, strided, zipf, random' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l settings -d 'Only these of foliomem\'s settings: default, 4K, 16K, 64K, 256K, 2M' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand access" -l need -d 'The memory that the program touches in MiB, 16 to 1048576' -r

@@ -26,6 +26,8 @@ pub enum BenchCommand {
     Compact(BenchCompactArgs),
     /// Real programs: without a limit, under the kernel's, and under foliomem's with equal total.
     Programs(BenchProgramsArgs),
+    /// Small programs in many languages, most with a garbage collector, in the same settings.
+    Languages(BenchLanguagesArgs),
     /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at an
     /// equal total.
     Access(BenchAccessArgs),
@@ -133,6 +135,26 @@ pub struct BenchProgramsArgs {
     pub only: Vec<String>,
     #[command(flatten)]
     pub turns: Turns,
+}
+
+/// Options of `bench languages`.
+#[derive(Debug, clap::Args)]
+pub struct BenchLanguagesArgs {
+    #[command(flatten)]
+    pub printing: Printing,
+    /// Only these: lua, luajit, perl, guile, ruby, ocaml, erlang, pandas, node, java-g1, java-zgc.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    #[command(flatten)]
+    pub turns: Turns,
+    /// The kernel's limit in per cent of the need, 10 to 100.
+    #[arg(long, value_name = "N", default_value_t = foliomem_bench::languages::PERCENT,
+          value_parser = clap::value_parser!(u64).range(10..=100))]
+    pub percent: u64,
+    /// The data of the programs in per cent of their usual data, 1 to 1000.
+    #[arg(long, value_name = "PERCENT", default_value_t = foliomem_bench::languages::SCALE,
+          value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub scale: u64,
 }
 
 /// Options of `bench access`.

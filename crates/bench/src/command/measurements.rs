@@ -2,7 +2,7 @@
 //! `docs/benchmarks`, which `cargo xtask bench-docs` adds.
 
 use super::table::{TableRow, markdown};
-use foliomem_bench::{access, advise, compact, density, lab, limit, programs, slots, start, swap};
+use foliomem_bench::{access, advise, compact, density, lab, languages, limit, programs, slots, start, swap};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,6 +34,7 @@ impl Measurement {
             "slots" => parse::<slots::Row>(rows),
             "compact" => parse::<compact::Row>(rows),
             "programs" => parse::<programs::Row>(rows),
+            "languages" => parse::<languages::Row>(rows),
             "access" => parse::<access::Row>(rows),
             "limit" => parse::<limit::Row>(rows),
             "advise" => parse::<advise::Row>(rows),
