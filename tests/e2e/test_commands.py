@@ -59,6 +59,19 @@ def test_what_the_start_of_a_run_takes_is_measured_in_turns_with_none():
     assert 0 < plain["fastest_milliseconds"] <= plain["milliseconds"] < managed["milliseconds"] < 1000, (plain, managed)
 
 
+@pytest.mark.skipif(not shutil.which("perl"), reason="needs perl")
+def test_a_language_is_compared_without_the_kernel():
+    got = cli("bench", "languages", "--only", "perl", "--no-kernel", "--runs", "1", "--scale", "10",
+              "--percent", "80", "--json").ok()
+    rows = json.loads(got.out)
+    assert [row["setting"] for row in rows] == ["none", "foliomem", "foliomem-unpressed"], rows
+    assert all(row["program"] == "perl" and row["result_ok"] and row["runs"] == 1 for row in rows), rows
+    need, limited, _ = rows
+    assert 16 <= limited["limit_mib"] < need["total_peak_mib"], rows
+    got = cli("bench", "languages", "--only", "cobol")
+    assert got.code != 0 and "lua, luajit, perl" in got.err, got.err
+
+
 def test_only_the_agent_brings_its_own_heap():
     """The commands allocate by the C library. (`foliomem` is static and has no dynamic symbols.)"""
     for name in ["foliomem-lab", "foliomem-bench"]:
