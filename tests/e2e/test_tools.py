@@ -98,8 +98,16 @@ def test_strace_attaches_and_detaches(held, tmp_path):
 GDB = ["gdb", "-nx", "-batch", "-iex", "set debuginfod enabled off"]
 
 
+@pytest.fixture
+def gdb_calls(held):
+    """Skips a test whose debugger cannot call functions of any program: gdb 13 cannot on processors with AMX."""
+    got = plain([*GDB, "-ex", "break check", "-ex", "run", "-ex", "print check(&data)", "--args", held, "now", 1])
+    if b"$1 = 1" not in got.out:
+        pytest.skip(f"this gdb calls no function of a program without foliomem either: {got.err.strip().splitlines()[-1:]}")
+
+
 @needs_gdb
-def test_gdb_attaches_to_a_program_that_is_mostly_swapped_out(held):
+def test_gdb_attaches_to_a_program_that_is_mostly_swapped_out(held, gdb_calls):
     def debug(pid):
         return tool([*GDB, "-p", pid, "-ex", "info threads", "-ex", "bt", "-ex", "print check(&data)", "-ex", "print check(&pressure)"])
 
@@ -147,7 +155,7 @@ def test_gdb_debugs_threads_and_forks_inside_a_run(held):
 
 
 @needs_gdb
-def test_gdb_finds_the_memory_of_a_program_that_is_about_to_end(held):
+def test_gdb_finds_the_memory_of_a_program_that_is_about_to_end(held, gdb_calls):
     """The companion gives the memory of a program back when that has called exit_group, but not to a debugger's surprise."""
     script = ["-ex", "catch syscall exit_group", "-ex", "run", "-ex", "print check(&data)", "-ex", "print check(&pressure)"]
     got = foliomem([*GDB, *script, "-ex", "continue", "--args", held, "now", MIB], LIMIT, timeout=120).ok()
@@ -174,7 +182,7 @@ def leaks(got):
 
 
 @few_tortures
-@pytest.mark.parametrize("kind, mib, limit", [("leak", 64, "48M"), ("address", 150, "160M")])
+@pytest.mark.parametrize("kind, mib, limit", [("leak", 64, "48M"), ("address", 100, "115M")])
 @pytest.mark.parametrize("loses", [[], ["leak"]], ids=["nothing", "memory"])
 def test_a_leak_checker_finds_the_same_in_a_program_that_is_swapped_out(built, kind, mib, limit, loses, torture):
     program = built("sanitized.c", f"-fsanitize={kind}", "-g")
