@@ -145,7 +145,7 @@ pub enum BadValue {
     #[error("{0:?} is no share of what the program needs: use need/2, or another number up to 16")]
     OfNeed(String),
     /// The value is not a codec for recompression.
-    #[error("{0:?} is no codec to recompress with: use zstd or zstd:LEVEL with a level from 1 to 19")]
+    #[error("{0:?} is no codec to recompress with: use zstd, zstd:LEVEL with a level from 1 to 19, or off")]
     Recompress(String),
     /// The value is not a file with an optional size.
     #[error("{0:?} names no file: use FILE or FILE:SIZE, such as /var/tmp/swap:4G")]

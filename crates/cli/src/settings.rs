@@ -27,6 +27,8 @@ const MAX_DIVISOR: u32 = 16;
 /// Initial value, in bytes, of a limit that is a share of the need. With less, a growing program
 /// would be short of memory before it has much.
 const FIRST_LIMIT_BYTES: u64 = 64 << 20;
+/// Codec of memory that stays compressed for long.
+const IDLE_CODEC: Codec = Codec::Zstd { level: 3, dictionary: false };
 /// Shortest time after which a process counts as idle: the supervisor reads CPU times once a
 /// second.
 const MIN_IDLE: Duration = Duration::from_secs(1);
@@ -71,14 +73,14 @@ knobs! {
         configure: |&codec, configuration| configuration.codec = codec,
     };
     /// While CPUs are idle, compress memory that has not been touched for some seconds again: zstd
-    /// or zstd:LEVEL. [default: not]
-    recompress: Option<Codec> = Knob {
+    /// or zstd:LEVEL, or "off". [default: zstd:3 with --idle, else off]
+    recompress: Recompress = Knob {
         form: Form::Value("CODEC"),
-        values: "`zstd`, `zstd:1` to `zstd:19`",
-        unset: Unset::Is("off", || None),
-        read: |text, _| parse_recompress(text).map(Some),
-        show: |codec: &Option<Codec>| codec.map(|codec| codec.to_string().into()),
-        configure: |&codec, configuration| configuration.recompress = codec,
+        values: "`zstd`, `zstd:1` to `zstd:19`, `off`",
+        unset: Unset::Is("`zstd:3` with `--idle`, else `off`", || Recompress::WithIdle),
+        read: |text, _| Recompress::parse(text),
+        show: |recompress| recompress.shown().map(Into::into),
+        configure: |_, _| {},
     };
     /// Size of the largest piece that is compressed as one, 4K to 2M.
     granule: Order = Knob {
@@ -257,11 +259,33 @@ fn format_limit(limit: Limit) -> String {
     }
 }
 
-/// Parses `zstd[:LEVEL]`.
-fn parse_recompress(text: &str) -> Result<Codec, BadValue> {
-    match text.parse() {
-        Ok(codec @ Codec::Zstd { dictionary: false, .. }) => Ok(codec),
-        _ => Err(BadValue::Recompress(text.to_owned())),
+/// The setting of recompression.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recompress {
+    /// Nothing is recompressed.
+    Off,
+    /// Recompression with [`IDLE_CODEC`] where idle memory is compressed.
+    WithIdle,
+    /// Recompression with this codec.
+    With(Codec),
+}
+
+impl Recompress {
+    /// Parses `zstd[:LEVEL]` or `off`.
+    fn parse(text: &str) -> Result<Recompress, BadValue> {
+        match text.parse() {
+            Ok(codec @ Codec::Zstd { dictionary: false, .. }) => Ok(Recompress::With(codec)),
+            _ if text == "off" => Ok(Recompress::Off),
+            _ => Err(BadValue::Recompress(text.to_owned())),
+        }
+    }
+
+    fn shown(self) -> Option<String> {
+        match self {
+            Recompress::Off => Some("off".to_owned()),
+            Recompress::WithIdle => None,
+            Recompress::With(codec) => Some(codec.to_string()),
+        }
     }
 }
 
@@ -347,6 +371,11 @@ impl Settings {
         let mut configuration =
             Configuration { sizes: initial(), records: recording == Recording::On, ..Configuration::plain(limit) };
         self.configure(&mut configuration);
+        configuration.recompress = match self.recompress.value {
+            Recompress::With(codec) => Some(codec),
+            Recompress::WithIdle => self.idle.value.map(|_| IDLE_CODEC),
+            Recompress::Off => None,
+        };
         Ok(configuration)
     }
 }
@@ -388,7 +417,7 @@ mod tests {
             "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%|need/[1-9]|container",
             "sizes" => "none|16K,64K|2M,8k|64K=madvise,2M=inherit|8K=never,enabled=always",
             "codec" => "lz4|zstd(:[1-9])?",
-            "recompress" => "zstd(:[1-9])?",
+            "recompress" => "zstd(:[1-9])?|off",
             "granule" => "4K|64K|2M",
             "idle" => "[1-9][0-9]?(s|m|h|min)|1500ms|1h 30m",
             "stats" => "-|[a-z]{1,4}[.]json",
@@ -559,6 +588,22 @@ mod tests {
         let settings = Settings::resolve(&args, &environment(&[("FOLIOMEM_SWAP", "other")]), MACHINE).unwrap();
         assert_eq!(settings.swap().unwrap().path, Path::new("s"));
         assert!(settings.describe().contains("swap = \"s:1M\""), "{}", settings.describe());
+    }
+
+    #[test]
+    fn idle_memory_is_recompressed_unless_that_is_off() {
+        let codec = |idle: &'static str, recompress: &'static str| {
+            let options = [("limit", "64M"), ("idle", idle), ("recompress", recompress)];
+            let named = options.into_iter().filter(|(_, text)| !text.is_empty());
+            let options = Options::from(named.map(|(name, text)| (name, text.to_owned())).collect::<BTreeMap<_, _>>());
+            let args = RunArgs { options, ..RunArgs::default() };
+            let settings = Settings::resolve(&args, &Environment::new(), MACHINE).unwrap();
+            settings.configuration(Recording::Off, MACHINE).unwrap().recompress
+        };
+        let nine = Codec::Zstd { level: 9, dictionary: false };
+        assert_eq!([codec("", ""), codec("5s", "")], [None, Some(IDLE_CODEC)]);
+        assert_eq!([codec("", "off"), codec("5s", "off")], [None, None]);
+        assert_eq!([codec("", "zstd:9"), codec("5s", "zstd:9")], [Some(nine), Some(nine)]);
     }
 
     #[test]

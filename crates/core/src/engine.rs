@@ -44,6 +44,7 @@ mod write_back;
 
 pub use cold::ColdWriteBack;
 pub use fault::Served;
+pub use recompress::Recompression;
 pub use resume::Resumed;
 
 use crate::cluster::{NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
@@ -154,6 +155,8 @@ pub struct Engine<P: Ports> {
     store_pages: AtomicU32,
     /// Number of checks that still skip the file, because it was full or failed.
     file_pause: AtomicU32,
+    /// Bytes that recompression has saved in this pass over the pieces.
+    saved_in_pass_bytes: AtomicU64,
     backoff: Backoff,
     /// The arena's last frame, for pages that must pass through the arena when all others are
     /// taken. The lock is held only briefly.
@@ -229,6 +232,7 @@ impl<P: Ports> Engine<P> {
         let managed_frames = config.arena_frames - 1;
         Engine {
             file_pause: AtomicU32::new(0),
+            saved_in_pass_bytes: AtomicU64::new(0),
             backoff: Backoff::default(),
             spare: Mutex::new(Some(UniqueRun::mint(FrameRun::new(Frame(managed_frames), Order::ZERO)))),
             table: PageTable::default(),

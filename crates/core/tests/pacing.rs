@@ -7,7 +7,7 @@ mod double;
 use double::{Double, Worker, resume_all};
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
-use foliomem_core::engine::{Engine, EngineConfig, NoRoom, Served};
+use foliomem_core::engine::{Engine, EngineConfig, NoRoom, Recompression, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::pacing::{Activity, BackgroundReclaim, Pacing, Protection, Room, Watermarks, reads_ahead_after};
 use foliomem_types::counters::FaultKind;
@@ -92,11 +92,12 @@ fn recompression_waits_for_idle_cpus_except_under_torture() {
     for (pacing, asks) in [(Pacing::Watermarks, true), (Pacing::Torture, false)] {
         let (engine, mut worker) = engine(pacing, 8);
         let mut was_asked = false;
-        engine.recompress_in_background(&mut worker, || {
+        let result = engine.recompress_in_background(&mut worker, || {
             was_asked = true;
             true
         });
         assert_eq!(was_asked, asks, "{pacing:?}");
+        assert_eq!(result == Recompression::Contended, asks, "{pacing:?}");
     }
     assert!(Pacing::Watermarks.recompress_idle_ns() > Pacing::Torture.recompress_idle_ns());
 }

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::reclaim::Attempt;
+use super::recompress::Recompression;
 use crate::pacing::{
     Activity, BATCH_PAGES, BackgroundReclaim, Pacing, Protection, Room, TORTURE_STAGE_PAGES, Watermarks,
 };
@@ -76,11 +77,14 @@ impl<P: Ports> Engine<P> {
         }
     }
 
-    /// Does one step of recompression unless other threads wait for a CPU. Returns whether there is
-    /// more to do now.
-    pub fn recompress_in_background(&self, worker: &mut P::Worker, is_contended: impl FnOnce() -> bool) -> bool {
+    /// Does one step of recompression unless other threads wait for a CPU.
+    pub fn recompress_in_background(
+        &self,
+        worker: &mut P::Worker,
+        is_contended: impl FnOnce() -> bool,
+    ) -> Recompression {
         let may_run = self.config.pacing == Pacing::Torture || !is_contended();
-        may_run && self.recompress(worker)
+        if may_run { self.recompress(worker) } else { Recompression::Contended }
     }
 
     /// Returns free frames to the system: those beyond the low watermark if the tree is over its

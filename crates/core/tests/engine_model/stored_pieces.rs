@@ -81,6 +81,7 @@ fn idle_pieces_are_recompressed_once_and_keep_their_content() {
         world.engine.counters().store.compr_data_size.get()
     };
     assert!(saved > recompressed * 7000, "{saved} bytes");
+    assert_eq!(world.engine.free_frames(), 0, "what is saved goes back to the system, for there is room");
     let before = size(&world);
     world.run(&Step::Recompress { steps: 200 });
     assert_eq!(world.engine.counters().store.recompress_tried.get(), 100);

@@ -14,7 +14,7 @@ use crate::companion::request_progress::{ColdResult, ColdStep, Progress, Request
 use crate::companion::workers::MAX_HANDLERS;
 use crate::ports::pieces::Worker;
 use crate::runtime::Runtime;
-use foliomem_core::engine::{ColdWriteBack, Resumed};
+use foliomem_core::engine::{ColdWriteBack, Recompression, Resumed};
 use foliomem_core::pacing::{self, Activity, BackgroundReclaim};
 use foliomem_session::memory_request::{COLD_ROUNDS, Pending};
 use foliomem_sync::Mutex;
@@ -34,9 +34,10 @@ const CHILD_ROOM_MAX_PAGES: i64 = (16 << 20) / PAGE_BYTES as i64;
 /// Maximum time in nanoseconds for which a fork waits for that room, and the time between checks.
 const MAX_CHILD_WAIT_NS: u64 = 100_000_000;
 const CHILD_PAUSE: Duration = Duration::from_micros(500);
-/// Pause of recompression after another thread wanted the CPU, or after the reclaimers have gone
-/// over all pieces.
+/// Pause of recompression after another thread wanted the CPU: doubled each time, up to the pause
+/// after the reclaimers have gone over all pieces.
 const RECOMPRESS_PAUSE: Duration = Duration::from_millis(100);
+const RECOMPRESS_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Time for which the reclaimers are urgent, in nanoseconds.
 const URGENT_NS: u64 = 5_000_000;
@@ -189,6 +190,7 @@ struct Reclaimer {
     activated: &'static Activated,
     worker: Worker,
     urgency: Urgency,
+    recompress_pause: Duration,
 }
 
 /// The entry of a reclaimer's thread. `argument` points to a [`ReclaimerStart`].
@@ -200,7 +202,7 @@ pub(crate) extern "C" fn reclaimer_entry(argument: *mut u8) {
     runtime.workers.wait_until_released();
     let Some(activated) = runtime.activation.get() else { unreachable!("it has activated") };
     let worker = activated.recompressing_worker(&runtime.context, &runtime.fork.gate);
-    Reclaimer { runtime, activated, worker, urgency: Urgency::Normal }.run()
+    Reclaimer { runtime, activated, worker, urgency: Urgency::Normal, recompress_pause: RECOMPRESS_PAUSE }.run()
 }
 
 impl Reclaimer {
@@ -333,10 +335,14 @@ impl Reclaimer {
         let engine = &self.activated.engine;
         loop {
             let _inside = self.runtime.fork.gate.enter();
-            if !engine.recompress_in_background(&mut self.worker, || cpus::is_contended(loadavg))
-                || self.runtime.reclaim.kick.load(Ordering::Relaxed) != kicked
-            {
-                return Some(RECOMPRESS_PAUSE);
+            let result = engine.recompress_in_background(&mut self.worker, || cpus::is_contended(loadavg));
+            self.recompress_pause = match result {
+                Recompression::More => RECOMPRESS_PAUSE,
+                Recompression::Contended => (self.recompress_pause * 2).min(RECOMPRESS_PAUSE_MAX),
+                Recompression::PassOver => RECOMPRESS_PAUSE_MAX,
+            };
+            if result != Recompression::More || self.runtime.reclaim.kick.load(Ordering::Relaxed) != kicked {
+                return Some(self.recompress_pause);
             }
         }
     }
