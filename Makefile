@@ -65,7 +65,7 @@ test:
 e2e: export FOLIOMEM_MOVED = $(CURDIR)/target/moved
 e2e:
 	rm -rf $(FOLIOMEM_MOVED) && mkdir -p $(FOLIOMEM_MOVED)
-	$(python) -m pytest -q -n 2 --durations 15 -m "not alone" tests/e2e
+	$(python) -m pytest -q -n 2 --dist loadgroup --durations 15 -m "not alone" tests/e2e
 	$(python) -m pytest -q -m alone tests/e2e
 
 soak: build

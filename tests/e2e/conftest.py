@@ -5,7 +5,8 @@ FOLIOMEM_BIN=plain runs every program bare, to check the tests themselves; what 
 FOLIOMEM_LONG=1 adds what `make soak` runs: the whole matrices, and long and many repetitions.
 
 Tests run side by side (pytest-xdist), in workers that share the machine but no file and no program. Those that must not run
-beside others have the marker `alone`: a second run of pytest has those (`make e2e`).
+beside others have the marker `alone`: a second run of pytest has those (`make e2e`). Those that change the machine, but
+disturb only each other, have the marker `in_turns`.
 """
 import itertools
 import json
@@ -45,11 +46,13 @@ ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os
 foliomem_only = pytest.mark.skipif(PLAIN, reason="needs foliomem itself")
 # Marks tests that measure time or use all CPUs.
 alone = pytest.mark.alone
+# Marks tests that change who may use userfaultfd on the machine, or its cgroups: one worker runs all of them.
+in_turns = pytest.mark.xdist_group("in turns")
 # Marks tests of which only the first case runs under torture, unless FOLIOMEM_LONG=1.
 few_tortures = pytest.mark.few_tortures
 # Marks the cases of a test matrix that an ordinary run skips: it runs one representative.
 soak_only = pytest.mark.skipif(not LONG, reason="one of many: FOLIOMEM_LONG=1")
-# Modules and fixtures that change who may use userfaultfd on the machine.
+# Modules and fixtures that change who may use userfaultfd.
 WHO_MAY = {"test_chromium", "test_sandboxes", "device_open_to_all", "userfaultfd_for_all"}
 
 
@@ -67,7 +70,7 @@ def pytest_configure(config):
 
 def pytest_itemcollected(item):
     if any(name in WHO_MAY for name in [item.module.__name__, *item.fixturenames]):
-        item.add_marker(alone)
+        item.add_marker(in_turns)
 
 
 def pytest_collection_modifyitems(items):

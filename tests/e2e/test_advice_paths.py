@@ -10,16 +10,16 @@ BY_PIPE = ["vmsplice", "fifo", "tee", "child", "onward"]
 BY_SOCKET = ["zerocopy", "sendzc", "fixed"]
 
 
-# A third of what by_reference.c writes to.
-LENDING_LIMIT = "32M"
+# A third of what the programs write to.
+LIMIT = "32M"
 
 
-def is_right(program, *arguments, torture=False, timeout=None, limit="64M"):
+def is_right(program, *arguments, torture=False):
     """The program finds its memory right, without foliomem and with it."""
     bare = plain([program, *arguments], timeout=120).ok()
     if bare.out.startswith(b"SKIP"):
         pytest.skip(bare.out.decode())
-    result = foliomem([program, *arguments], limit, timeout=timeout or (240 if torture else 120), torture=torture)
+    result = foliomem([program, *arguments], LIMIT, timeout=240 if torture else 120, torture=torture)
     assert result.code == 0, f"{result.out!r}\n{result.err}"
     assert_swapped(result)
     return result
@@ -28,13 +28,13 @@ def is_right(program, *arguments, torture=False, timeout=None, limit="64M"):
 @few_tortures
 @pytest.mark.parametrize("how", BY_PIPE + BY_SOCKET)
 def test_pages_lent_by_inline_calls_reach_the_reader_as_they_were(built, how, torture):
-    is_right(built("by_reference.c"), how, torture=torture, limit=LENDING_LIMIT)
+    is_right(built("by_reference.c"), how, torture=torture)
 
 
 @few_tortures
 @pytest.mark.parametrize("how", ["vmsplice", "onward", "sendzc"])
 def test_pages_lent_after_memory_was_swapped_out_reach_the_reader_as_they_were(built, how, torture):
-    is_right(built("by_reference.c"), how, "late", torture=torture, limit=LENDING_LIMIT)
+    is_right(built("by_reference.c"), how, "late", torture=torture)
 
 
 @few_tortures
@@ -76,7 +76,7 @@ def test_a_guard_by_the_c_library_is_seen_whichever_way_it_is_called(built, way,
 @pytest.mark.parametrize("when", [(), ("late",)])
 @pytest.mark.parametrize("how", ["vmsplice", "tee", "zerocopy"])
 def test_pages_lent_by_a_library_that_is_loaded_late_stay_as_they_were(built, inline_library, how, when, torture):
-    is_right(built("by_reference.c", "-DLIBRARY"), how, *when, torture=torture, limit=LENDING_LIMIT)
+    is_right(built("by_reference.c", "-DLIBRARY"), how, *when, torture=torture)
 
 
 BY_CTYPES = """
@@ -92,7 +92,7 @@ if sys.argv[1] == "function":
 else:
     done = libc.syscall(278, writer, vector, 1, 0)
 assert done == 16 << 12, ctypes.get_errno()
-pressure = bytearray(160 << 20)
+pressure = bytearray(80 << 20)
 for round in range(3):
     for at in range(0, len(pressure), 4096):
         pressure[at:at + 8] = at.to_bytes(8, "little")

@@ -5,13 +5,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import BIN, foliomem_only, soak_only
+from conftest import BIN, foliomem_only, in_turns, soak_only
 from containers import DEVICE, PROFILES, Container
 
 pytestmark = [
     foliomem_only,
-    # They share the cgroups of the machine.
-    pytest.mark.alone,
+    in_turns,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(not DEVICE.exists(), reason="no userfaultfd device"),
 ]

@@ -85,7 +85,7 @@ def test_forks_right_after_being_managed():
         return foliomem(["sh", "-c", script], torture=True, timeout=40).ok().out
 
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(run, range(120 if LONG else 40))) == {b"done\n"}
+        assert set(pool.map(run, range(120 if LONG else 24))) == {b"done\n"}
 
 
 def test_a_child_does_not_look_asleep_before_fork_returns(built):

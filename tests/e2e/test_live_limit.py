@@ -185,7 +185,7 @@ def test_changes_are_in_the_trace(tmp_path):
 
 @few_tortures
 def test_memory_is_right_while_the_limit_goes_up_and_down(stress, torture):
-    mib, seconds = (64, 8) if torture else (256, 60 if LONG else 12)
+    mib, seconds = (64, 6) if torture else (192, 60 if LONG else 8)
     seed = random.randrange(1 << 32)
     print("limits from seed", seed)
     chance = random.Random(seed)

@@ -64,7 +64,7 @@ def server(folder, limit, torture, options=()):
 def test_redis(torture, options):
     if torture and options and not LONG:
         pytest.skip("as without dictionaries, and takes half a minute: FOLIOMEM_LONG=1")
-    count, limit = (5_000, "16M") if torture else (40_000, "16M")
+    count, limit = (3_000, "16M") if torture else (20_000, "16M")
     with tempfile.TemporaryDirectory(prefix="fm-redis-") as folder:
         running, redis = server(folder, limit, torture, options)
         try:

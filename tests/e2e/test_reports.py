@@ -25,14 +25,14 @@ FORK = ("import os, sys\n"
 def is_right(argv, torture, out=b"OK\n", times=TIMES, code=0, **how):
     """The program finds all as it is without foliomem, each time, while its memory is swapped out."""
     for _ in range(times):
-        got = foliomem(argv, "20M" if torture else "48M", torture=torture, timeout=60, **how)
+        got = foliomem(argv, "20M" if torture else "32M", torture=torture, timeout=60, **how)
         assert (got.code, got.out) == (code, out), got.err
         assert_swapped(got)
 
 
 def mib(torture):
     """A quarter of what the programs take."""
-    return 8 if torture else 24
+    return 8 if torture else 14
 
 
 @pytest.mark.parametrize("question", ALONE)

@@ -93,17 +93,17 @@ def test_a_program_of_an_older_or_newer_debian_keeps_the_limit(suite, version):
 def test_a_musl_program_keeps_the_limit(tmp_path, torture):
     program = tmp_path / "musl"
     plain(["musl-gcc", "-O2", "-Wall", "-o", program, PROGRAMS / "any_libc.c"]).ok()
-    got = foliomem([program], "64M", torture=torture, timeout=120).ok()
+    got = foliomem([program], "40M", torture=torture, timeout=120).ok()
     assert got.out == b"OK\n"
     assert not got.stats or got.stats["vmstat"]["pswpin"] > 0 and got.stats["processes"] > 3, got.stats
     # Each process has the agent, whichever library it and its parent have.
-    mixed = foliomem(["sh", "-c", f"{program} && python3 -c 'print(2)' && {program}"], "64M", torture=torture, timeout=120).ok()
+    mixed = foliomem(["sh", "-c", f"{program} && python3 -c 'print(2)' && {program}"], "40M", torture=torture, timeout=120).ok()
     assert mixed.out == b"OK\n2\nOK\n" and "without the agent" not in mixed.err, mixed.err
 
 
 # Programs for musl, with the limit in MiB: SQLite, and one whose threads begin, end, use malloc and fork.
 MUSL_PROGRAMS = {
-    "any": (["any_libc.c"], ["-DNO_SHELL"], [], 64),
+    "any": (["any_libc.c"], ["-DNO_SHELL"], [], 40),
     "churn": (["churn.c"], [], ["40", "3"], 64),
     "sqlite": (["sqlite.c", SQLITE / "sqlite3.c"], [f"-I{SQLITE}", "-DSQLITE_OMIT_LOAD_EXTENSION"], ["100000"], 64),
 }

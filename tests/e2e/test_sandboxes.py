@@ -22,13 +22,13 @@ def works(sandbox):
 
 
 def size(torture):
-    return 32 if torture else 100
+    return 24 if torture else 64
 
 
 def check(argv, torture, lines=1, run=None):
     """Every process finds its memory right and itself alone, and most of that memory was swapped out."""
     run = run or foliomem
-    got = run(argv, "24M" if torture else "48M", torture=torture, timeout=150).ok()
+    got = run(argv, "20M" if torture else "32M", torture=torture, timeout=150).ok()
     assert got.out == b"wrong 0\n" * lines, got.err
     assert "without the limit" not in got.err and "without the agent" not in got.err
     if not PLAIN:
@@ -79,7 +79,7 @@ def test_a_program_that_another_user_has_started_keeps_the_limit(built, public, 
 def test_a_program_that_is_not_to_be_dumped_keeps_the_limit_and_a_child_its_memory(built, public, device_open_to_all, torture):
     """An ordinary user's child that is not to be dumped cannot be managed, which is said."""
     program = shutil.copy(built("sandboxed.c"), public.folder)
-    got = public.run([program, size(torture), "early-undumped"], "24M" if torture else "48M", torture, ORDINARY).ok()
+    got = public.run([program, size(torture), "early-undumped"], "20M" if torture else "32M", torture, ORDINARY).ok()
     assert got.out == b"wrong 0\n", got.err
     if not PLAIN:
         assert got.stats["vmstat"]["pswpin"] > 0, got.stats["vmstat"]

@@ -208,7 +208,7 @@ def test_without_huge_pages_of_the_kernel_folios_of_2m_are_made_of_small_ones(pr
 def test_huge_pages_stay_inside_the_limit(sizes, torture):
     if torture and sizes != "2M" and not LONG:
         pytest.skip("takes a quarter of a minute: FOLIOMEM_LONG=1")
-    size, limit = (48, 48) if torture else (320, 80)
+    size, limit = (32, 40) if torture else (200, 64)
     sampled([PYTHON, PROGRAMS / "big_array.py", size], limit, torture, ["--sizes", sizes])
 
 

@@ -158,7 +158,7 @@ def test_what_was_changed_is_never_handed_over(tmp_path, how):
 
 
 def test_both_sides_of_forks_have_what_is_in_the_file(tmp_path, torture):
-    size, limit = (16, "16M") if torture else (64, "40M")
+    size, limit = (10, "16M") if torture else (40, "28M")
     options = ["--swap", f"{tmp_path}/swap:1G"]
     got = foliomem([PYTHON, PROGRAMS / "swap_forks.py", size], limit, torture=torture, options=options, timeout=200).ok()
     assert got.out == b"intact on all sides\n"
@@ -200,13 +200,13 @@ def test_children_of_a_parent_that_has_changed_its_user_reach_the_file(tmp_path,
 
 def test_children_that_are_killed_leave_their_part_of_the_file(tmp_path):
     """Otherwise the file, four times the data, is full soon."""
-    script = ("import hashlib, os, signal, sys\nparts = [os.urandom(1 << 20) for _ in range(64)]\nfor turn in range(10):\n"
-              " pid = os.fork()\n if pid == 0:\n  parts = [os.urandom(1 << 20) for _ in range(64)]\n"
+    script = ("import hashlib, os, signal, sys\nparts = [os.urandom(1 << 20) for _ in range(40)]\nfor turn in range(10):\n"
+              " pid = os.fork()\n if pid == 0:\n  parts = [os.urandom(1 << 20) for _ in range(40)]\n"
               "  os.kill(os.getpid(), signal.SIGKILL)\n os.waitpid(pid, 0)\n"
-              " parts[:32] = [os.urandom(1 << 20) for _ in range(32)]\nprint('done')")
-    got = foliomem([PYTHON, "-c", script], "48M", options=["--swap", f"{tmp_path}/swap:256M"], timeout=150).ok()
+              " parts[:20] = [os.urandom(1 << 20) for _ in range(20)]\nprint('done')")
+    got = foliomem([PYTHON, "-c", script], "32M", options=["--swap", f"{tmp_path}/swap:160M"], timeout=150).ok()
     assert got.out == b"done\n"
-    assert got.stats["bd_stat"]["bd_writes"] > 256 * 256, got.stats["bd_stat"]
+    assert got.stats["bd_stat"]["bd_writes"] > 160 * 256, got.stats["bd_stat"]
     assert not [line for line in said(got) if "cannot" in line], got.err
 
 

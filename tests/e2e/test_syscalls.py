@@ -28,7 +28,7 @@ def test_the_kernel_clears_the_words_of_threads_that_end(built, torture):
 def test_a_mapping_that_grows_page_by_page(built, torture):
     """Between being found and being registered it grows: what the kernel keeps apart then is made one for the next step."""
     for _ in range(3):
-        same_as_plain([built("regrow.c"), 100 if torture else 200], "64M", torture)
+        same_as_plain([built("regrow.c"), 40 if torture else 80], "24M", torture)
 
 
 def test_memory_that_is_added_to_a_mapping_becomes_part_of_it(built, torture):

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define BYTES ((size_t)100 << 20)
+#define BYTES ((size_t)64 << 20)
 #define PAGE 4096
 #define THREADS 6
 

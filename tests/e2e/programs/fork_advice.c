@@ -10,7 +10,7 @@
 
 #define PAGE 4096UL
 #define PAGES (12UL << 8)
-#define PRESSURE_PAGES (160UL << 8)
+#define PRESSURE_PAGES (80UL << 8)
 #define KEEP 19
 
 static long inline_advise(char *at, size_t bytes, long advice) {

@@ -11,7 +11,7 @@
 
 #define PAGE 4096UL
 #define PAGES (12UL << 8)
-#define PRESSURE_PAGES (160UL << 8)
+#define PRESSURE_PAGES (80UL << 8)
 #define STRETCH 24UL
 
 static void fill(char *at, size_t pages, uint64_t salt) {

@@ -20,8 +20,8 @@
 #include "inline_call.h"
 
 #define PAGE 4096UL
-#define PAGES (24UL << 8)
-#define PRESSURE_PAGES (160UL << 8)
+#define PAGES (12UL << 8)
+#define PRESSURE_PAGES (80UL << 8)
 #define INSTALL 102
 #define REMOVE 103
 

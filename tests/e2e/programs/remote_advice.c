@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define PAGE 4096UL
-#define PAGES (96UL << 8)
+#define PAGES (48UL << 8)
 
 static void fill(uint64_t *at, uint64_t salt) {
     for (size_t index = 0; index < PAGES * 512; index++) at[index] = index / 7 * salt;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { PAGE = 4096, MIB = 1 << 20, PAGES = 96 * MIB / PAGE, STEPS = 40000 };
+enum { PAGE = 4096, MIB = 1 << 20, PAGES = 96 * MIB / PAGE, STEPS = 20000 };
 static uint32_t held[PAGES], seed = 1;
 static char accessible[PAGES], *base;
 static int wrong;

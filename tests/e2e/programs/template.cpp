@@ -24,7 +24,7 @@ template <> struct Table<0> {
 };
 
 int main() {
-    std::cout << Table<12>().fill() << "\n";
+    std::cout << Table<6>().fill() << "\n";
 #ifndef SMALL
     std::unordered_map<std::string, std::set<std::string>> words;
     std::regex word("([a-z]+)-([0-9]+)", std::regex::icase);
