@@ -1,16 +1,16 @@
-//! `foliomem bench density`: counts the sandboxes that fit into a fixed amount of memory, plain and
-//! under `foliomem run --idle`.
+//! `foliomem bench density`: counts the sandboxes that fit into a fixed amount of memory: plain,
+//! swapped out to zram by the kernel, and under `foliomem run --idle`.
 //!
 //! A sandbox is [`SANDBOX`], a Python program that groups a data frame of ratings and then forks;
 //! the child idles while the parent waits. Sandboxes start one after the other, each when the
 //! others are idle and compressed. Their memory is the proportional set size (`Pss`) of all their
-//! processes, including foliomem's own. A sandbox that makes this memory exceed the total, even for
-//! a moment, does not fit, and is ended.
+//! processes, including foliomem's own, and zram's memory. A sandbox that makes this memory exceed
+//! the total, even for a moment, does not fit, and is ended.
 //!
 //! Then each sandbox answers a query over all its data, in an order without a pattern. The next
 //! query follows when the last sandbox is idle again. Every answer must equal the sandbox's first.
 
-use crate::kernel::said;
+use crate::kernel::{Folios, Group, KernelSwap, MmStat, Root, said};
 use crate::tree::proportional_bytes;
 use crate::{Error, MIB};
 use serde::{Deserialize, Serialize};
@@ -26,8 +26,11 @@ pub const SANDBOX: &str = include_str!("programs/sandbox.py");
 pub const RATINGS: u64 = 5_000_000;
 /// The total in MiB by default.
 pub const TOTAL_MIB: u64 = 2048;
-/// After this time without CPU a sandbox is compressed.
-const IDLE: &str = "5s";
+/// After this time without CPU foliomem compresses a sandbox, and somebody has the kernel swap it
+/// out.
+const IDLE: Duration = Duration::from_secs(5);
+/// Limit in bytes of a sandbox's group, which it does not reach.
+const GROUP_BYTES: u64 = 1 << 40;
 /// Time between two looks at the memory.
 const LOOK: Duration = Duration::from_millis(100);
 /// Memory that has not shrunk for this long is settled: longer than foliomem waits for idleness.
@@ -48,6 +51,8 @@ const STRIDE: usize = 7919;
 pub enum Setting {
     /// By this program.
     Plain,
+    /// Each in a memory cgroup. When all are idle, everything in the groups is swapped out to zram.
+    Kernel,
     /// By `foliomem run --idle`.
     Foliomem,
 }
@@ -81,23 +86,26 @@ pub struct Options {
 /// A running sandbox. Dropping it ends it.
 struct Sandbox {
     child: Child,
+    group: Option<Group>,
     queries: ChildStdin,
     lines: Receiver<String>,
     answer: Option<String>,
 }
 
 impl Sandbox {
-    fn start(options: &Options, setting: Setting, number: usize) -> Result<Sandbox, Error> {
+    fn start(options: &Options, host: &mut Host, number: usize) -> Result<Sandbox, Error> {
         let python = std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into());
-        let mut command = match setting {
-            Setting::Plain => Command::new(python),
-            Setting::Foliomem => {
-                let mut command = Command::new(&options.foliomem);
-                command.args(["run", "--quiet", "--idle", IDLE, "--"]).arg(python);
-                command
-            }
-        };
+        let (mut command, mut group) = (Command::new(&python), None);
+        if let Host::Foliomem = host {
+            command = Command::new(&options.foliomem);
+            command.args(["run", "--quiet", "--idle", &format!("{}s", IDLE.as_secs()), "--"]).arg(python);
+        }
         command.args(["-c", SANDBOX, &options.ratings.to_string(), &number.to_string()]);
+        if let Host::Kernel(swap) = host {
+            group = swap.group(GROUP_BYTES)?;
+            let Some(group) = &group else { return Err(Error::WrongResult("there is no memory cgroup".to_owned())) };
+            command = group.inside(&command);
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let doing = "starting a sandbox";
         let mut child = command.spawn().map_err(Error::doing(doing))?;
@@ -109,7 +117,7 @@ impl Sandbox {
         std::thread::spawn(move || {
             BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
-        Ok(Sandbox { child, queries, lines, answer: None })
+        Ok(Sandbox { child, group, queries, lines, answer: None })
     }
 
     /// Waits for a line, and calls `look` meanwhile. Returns `None` if `look` returns false.
@@ -163,29 +171,83 @@ impl Drop for Sandbox {
     }
 }
 
-/// Measures both settings. `done` gets each row.
+/// The way in which the sandboxes of a setting are started and compressed.
+enum Host {
+    Plain,
+    Kernel(KernelSwap),
+    Foliomem,
+}
+
+impl Host {
+    /// Prepares the machine. Returns `None` if the kernel's swap cannot be set up here.
+    fn prepare(setting: Setting) -> Result<Option<Host>, Error> {
+        Ok(match setting {
+            Setting::Plain => Some(Host::Plain),
+            Setting::Kernel => KernelSwap::set_up(&Root::default(), 4, Folios::Everywhere)?.map(Host::Kernel),
+            Setting::Foliomem => Some(Host::Foliomem),
+        })
+    }
+
+    fn taken_bytes(&self, sandboxes: &[Sandbox]) -> Result<u64, Error> {
+        let zram_bytes = match self {
+            Host::Kernel(swap) => MmStat::read(swap.mm_stat_path())?.mem_used_total,
+            Host::Plain | Host::Foliomem => 0,
+        };
+        Ok(zram_bytes + sandboxes.iter().map(|sandbox| proportional_bytes(sandbox.child.id())).sum::<u64>())
+    }
+
+    /// Waits until idle sandboxes are compressed.
+    fn settle(&self, sandboxes: &[Sandbox]) -> Result<(), Error> {
+        match self {
+            Host::Plain => {}
+            Host::Kernel(_) => {
+                std::thread::sleep(IDLE);
+                sandboxes.iter().filter_map(|sandbox| sandbox.group.as_ref()).try_for_each(Group::reclaim_all)?;
+            }
+            Host::Foliomem => {
+                let (mut least_bytes, mut since, begun) = (u64::MAX, Instant::now(), Instant::now());
+                while since.elapsed() < SETTLED && begun.elapsed() < PATIENCE {
+                    let bytes = self.taken_bytes(sandboxes)?;
+                    if bytes.saturating_add(NOISE_BYTES) < least_bytes {
+                        (least_bytes, since) = (bytes, Instant::now());
+                    }
+                    std::thread::sleep(LOOK);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Measures all settings. `done` gets each row.
 ///
 /// # Errors
 /// Fails if a sandbox cannot be started, does not answer, or answers wrongly.
 pub fn run(options: &Options, done: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
-    [Setting::Plain, Setting::Foliomem]
-        .into_iter()
-        .map(|setting| {
-            let row = measure(options, setting)?;
-            done(&row);
-            Ok(row)
-        })
-        .collect()
+    let mut rows = Vec::new();
+    for setting in [Setting::Plain, Setting::Kernel, Setting::Foliomem] {
+        let Some(mut host) = Host::prepare(setting)? else {
+            eprintln!("foliomem bench: {setting:?} is left out: it needs root, zram and a memory cgroup");
+            continue;
+        };
+        let row = measure(options, setting, &mut host)?;
+        if let Host::Kernel(swap) = host {
+            swap.restore()?;
+        }
+        done(&row);
+        rows.push(row);
+    }
+    Ok(rows)
 }
 
-fn measure(options: &Options, setting: Setting) -> Result<Row, Error> {
+fn measure(options: &Options, setting: Setting, host: &mut Host) -> Result<Row, Error> {
     let total_bytes = options.total_mib * MIB;
     let mut sandboxes: Vec<Sandbox> = Vec::new();
     let mut ready_seconds = Vec::new();
     while sandboxes.len() < MAX_SANDBOXES {
-        let taken_bytes = taken_bytes(&sandboxes);
+        let taken_bytes = host.taken_bytes(&sandboxes)?;
         let clock = Instant::now();
-        let mut next = Sandbox::start(options, setting, sandboxes.len())?;
+        let mut next = Sandbox::start(options, host, sandboxes.len())?;
         let pid = next.child.id();
         let fits = || taken_bytes + proportional_bytes(pid) <= total_bytes;
         if next.line(fits)?.is_none() || !fits() {
@@ -195,14 +257,14 @@ fn measure(options: &Options, setting: Setting) -> Result<Row, Error> {
         // The first answer, which later ones are compared with.
         next.query()?;
         sandboxes.push(next);
-        settle(&sandboxes, setting);
+        host.settle(&sandboxes)?;
     }
-    let taken_bytes = taken_bytes(&sandboxes);
+    let taken_bytes = host.taken_bytes(&sandboxes)?;
     let mut resume_seconds = Vec::new();
     for turn in 0..sandboxes.len() {
         let index = turn * STRIDE % sandboxes.len();
         resume_seconds.push(sandboxes[index].query()?);
-        settle(&sandboxes, setting);
+        host.settle(&sandboxes)?;
     }
     Ok(Row {
         setting,
@@ -211,22 +273,6 @@ fn measure(options: &Options, setting: Setting) -> Result<Row, Error> {
         seconds_to_ready_p99: percentile_99(ready_seconds),
         resume_seconds_p99: percentile_99(resume_seconds),
     })
-}
-
-fn taken_bytes(sandboxes: &[Sandbox]) -> u64 {
-    sandboxes.iter().map(|sandbox| proportional_bytes(sandbox.child.id())).sum()
-}
-
-/// Waits until idle sandboxes are compressed.
-fn settle(sandboxes: &[Sandbox], setting: Setting) {
-    let (mut least_bytes, mut since, begun) = (u64::MAX, Instant::now(), Instant::now());
-    while setting == Setting::Foliomem && since.elapsed() < SETTLED && begun.elapsed() < PATIENCE {
-        let bytes = sandboxes.last().map_or(0, |_| taken_bytes(sandboxes));
-        if bytes.saturating_add(NOISE_BYTES) < least_bytes {
-            (least_bytes, since) = (bytes, Instant::now());
-        }
-        std::thread::sleep(LOOK);
-    }
 }
 
 /// Returns the 99th percentile of `values` by the nearest rank; 0 without values.
@@ -258,6 +304,6 @@ mod tests {
     #[test]
     fn a_sandbox_that_cannot_start_is_an_error() {
         let options = Options { foliomem: "/bin/false".into(), total_mib: 64, ratings: 1 };
-        assert!(matches!(measure(&options, Setting::Foliomem), Err(Error::Command { .. })));
+        assert!(matches!(measure(&options, Setting::Foliomem, &mut Host::Foliomem), Err(Error::Command { .. })));
     }
 }

@@ -219,6 +219,8 @@ struct GroupFiles {
     kills: &'static str,
     /// Lines of `memory.stat` whose sum is anonymous and shared memory, with nested groups.
     anonymous: [&'static str; 2],
+    /// The file that reclaims, and the text that asks for everything.
+    reclaim: (&'static str, &'static str),
 }
 
 const VERSION_1: GroupFiles = GroupFiles {
@@ -226,9 +228,15 @@ const VERSION_1: GroupFiles = GroupFiles {
     peak: "memory.max_usage_in_bytes",
     kills: "memory.oom_control",
     anonymous: ["total_rss", "total_shmem"],
+    reclaim: ("memory.force_empty", "0"),
 };
-const VERSION_2: GroupFiles =
-    GroupFiles { limit: "memory.max", peak: "memory.peak", kills: "memory.events", anonymous: ["anon", "shmem"] };
+const VERSION_2: GroupFiles = GroupFiles {
+    limit: "memory.max",
+    peak: "memory.peak",
+    kills: "memory.events",
+    anonymous: ["anon", "shmem"],
+    reclaim: ("memory.reclaim", "1T"),
+};
 
 impl Group {
     /// Returns a command that runs the program and arguments of `command` inside the group. The
@@ -266,6 +274,20 @@ impl Group {
     pub fn kills(&self) -> Result<u64, Error> {
         let path = self.dir.join(self.files.kills);
         line_number(&path, &read(&path)?, "oom_kill")
+    }
+
+    /// Has the kernel swap out whatever memory of the group it can.
+    ///
+    /// # Errors
+    /// Fails if the kernel has no such file.
+    pub fn reclaim_all(&self) -> Result<(), Error> {
+        let (name, everything) = self.files.reclaim;
+        let path = self.dir.join(name);
+        match std::fs::write(&path, everything) {
+            // Version 2 says so if it got less than it was asked for.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(()),
+            written => written.map_err(Error::at(&path)),
+        }
     }
 
     /// Removes the group if no process is left in it. Otherwise the undo that [`make_group`] has

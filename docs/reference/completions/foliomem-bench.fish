@@ -35,7 +35,7 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "acces
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "limit" -d 'Growing programs in memory cgroups: how far they exceed a fixed limit, and how many the kernel kills. Needs root and a C compiler'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "advise" -d 'Compare the slowdown that `foliomem advise` predicts with that of real programs'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "start" -d 'The shortest program, plain and in a run, in turns: what the start of a run takes'
-complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "density" -d 'Idle sandboxes in a fixed amount of memory, plain and under --idle: how many fit, how long one takes to be ready, and to answer a query over all its data. Needs Python with pandas'
+complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "density" -d 'Idle sandboxes in a fixed amount of memory, plain, swapped out to zram by the kernel, and under --idle: how many fit, how long one takes to be ready, and to answer a query over all its data. Needs Python with pandas'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "lab" -d 'Speed of the lab\'s simulations, and its memory for each simulated page'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "calibrate" -d 'Costs of this machine, for `foliomem lab calibrate`'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand swap" -l sizes -d 'Folio sizes. [default: 4K,16K,64K,256K,2M]' -r

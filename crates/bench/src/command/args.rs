@@ -38,8 +38,9 @@ pub enum BenchCommand {
     Advise(BenchAdviseArgs),
     /// The shortest program, plain and in a run, in turns: what the start of a run takes.
     Start(BenchStartArgs),
-    /// Idle sandboxes in a fixed amount of memory, plain and under --idle: how many fit, how long
-    /// one takes to be ready, and to answer a query over all its data. Needs Python with pandas.
+    /// Idle sandboxes in a fixed amount of memory, plain, swapped out to zram by the kernel, and
+    /// under --idle: how many fit, how long one takes to be ready, and to answer a query over all
+    /// its data. Needs Python with pandas.
     Density(BenchDensityArgs),
     /// Speed of the lab's simulations, and its memory for each simulated page.
     Lab(BenchLabArgs),
