@@ -10,6 +10,7 @@ pytestmark = foliomem_only
 ELSEWHERE = {
     "split_failed": ("docs/reference/stats.md", "always 0: a split is a change of the page table"),
     "store_corrupted": ("crates/core/tests/engine_model/stored_pieces.rs", "vm.store_corrupted.get(), 1"),
+    "swpin_fallback_charge": ("crates/core/tests/engine_model/room.rs", "size.swpin_fallback_charge.get()), (1, 1)"),
     "swpout_fallback": ("crates/core/tests/engine_model/room.rs", "size.swpout_fallback.get()), (32, 1)"),
 }
 

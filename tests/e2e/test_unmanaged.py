@@ -28,8 +28,9 @@ def test_a_static_child_counts_and_is_said_with_its_size(built):
 
 
 def test_a_fast_static_child_is_said(built):
-    got = foliomem(["sh", "-c", "$0 50 100; :", built("hog.c", "-static")], "256M").ok()
-    assert mib_of(got, "hog") > 5, got.err
+    """It lives for a tenth of a second, which may pass between two searches if the machine is busy."""
+    runs = (foliomem(["sh", "-c", "$0 50 100; :", built("hog.c", "-static")], "256M").ok() for _ in range(5))
+    assert any("without the agent ran" in got.err and mib_of(got, "hog") > 5 for got in runs)
 
 
 @alone

@@ -214,7 +214,11 @@ fn bench_start(args: &BenchStartArgs) -> Result<u8, CommandError> {
 
 fn bench_density(args: &BenchDensityArgs) -> Result<u8, CommandError> {
     let options = density::Options { foliomem: beside("foliomem")?, total_mib: args.total, ratings: args.ratings };
-    table::print(args.printing.form(), |progress| density::run(&options, progress))
+    table::print(args.printing.form(), |progress| {
+        let (rows, skipped) = density::run(&options, progress)?;
+        report_skipped(&skipped);
+        Ok(rows)
+    })
 }
 
 fn bench_lab(args: &BenchLabArgs) -> Result<u8, CommandError> {

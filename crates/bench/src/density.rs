@@ -219,15 +219,15 @@ impl Host {
     }
 }
 
-/// Measures all settings. `done` gets each row.
+/// Measures all settings. `done` gets each row. Returns the rows, and why a setting has none.
 ///
 /// # Errors
 /// Fails if a sandbox cannot be started, does not answer, or answers wrongly.
-pub fn run(options: &Options, done: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
-    let mut rows = Vec::new();
+pub fn run(options: &Options, done: &mut dyn FnMut(&Row)) -> Result<(Vec<Row>, Vec<String>), Error> {
+    let (mut rows, mut skipped) = (Vec::new(), Vec::new());
     for setting in [Setting::Plain, Setting::Kernel, Setting::Foliomem] {
         let Some(mut host) = Host::prepare(setting)? else {
-            eprintln!("foliomem bench: {setting:?} is left out: it needs root, zram and a memory cgroup");
+            skipped.push("Kernel: needs root, zram and a memory cgroup".to_owned());
             continue;
         };
         let row = measure(options, setting, &mut host)?;
@@ -237,7 +237,7 @@ pub fn run(options: &Options, done: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Er
         done(&row);
         rows.push(row);
     }
-    Ok(rows)
+    Ok((rows, skipped))
 }
 
 fn measure(options: &Options, setting: Setting, host: &mut Host) -> Result<Row, Error> {

@@ -177,6 +177,22 @@ fn copy_on_write_after_a_fork_waits_for_room() {
 }
 
 #[test]
+fn a_folio_that_the_limit_has_no_room_for_returns_by_a_page() {
+    let mut world = World::with(EngineConfig { swap_in: SwapIn::Whole, ..config(4) }, 1 << 4, 4000);
+    world.map(0, 32);
+    world.run(&Step::Write { page: 0, pages: 32, value: COMPRESSIBLE });
+    world.run(&Step::PageOut { start: 0, pages: 32 });
+    world.engine.shrink(0, u32::MAX);
+    let room = 4000 - world.engine.ports().state.lock().charged;
+    world.engine.ports().state.lock().charged += room;
+    world.run(&Step::Read { page: 3, pages: 1 });
+    let size = world.engine.counters().of(Order::new(4).unwrap());
+    assert_eq!((size.swpin_fallback.get(), size.swpin_fallback_charge.get()), (1, 1));
+    world.engine.ports().state.lock().charged -= room;
+    world.check();
+}
+
+#[test]
 fn a_folio_without_contiguous_slots_is_swapped_out_page_by_page() {
     let mut world = World::new(1 << 4, 4, 4000, 1);
     world.map(0, 512);
