@@ -7,11 +7,16 @@ use foliomem_runtime::companion;
 use foliomem_session::segment::Control;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::heap;
+use foliomem_sys::maps;
 use foliomem_sys::region::Region;
+use foliomem_sys::unseen_calls;
 use foliomem_types::codec::Codec;
 use foliomem_types::settings::{Configuration, Limit};
 use foliomem_types::size_policy::SizePolicy;
 use foliomem_types::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
+use rustix::fd::OwnedFd;
+use std::fs::File;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -55,6 +60,7 @@ fn serve_case(case: Case) -> Result<(), Error> {
     // The runtime must not manage any other memory.
     own.add(0..range.start);
     own.add(range.end..usize::MAX);
+    note_own_code()?;
     let runtime = companion::start(control, slot, own, None).map_err(|e| failed("runtime", e.to_string()))?;
     runtime.manage_now();
     let content = memory.as_mut_slice();
@@ -67,7 +73,11 @@ fn serve_case(case: Case) -> Result<(), Error> {
         let started = Instant::now();
         runtime.page_out(range.clone());
         let out_time = started.elapsed();
-        let store = &control.process(slot).counters.store;
+        let counters = &control.process(slot).counters;
+        if counters.vm.unseen_callers.get() > 0 {
+            return Err(failed("swap-out", "precautions against unseen calls are measured, too".to_owned()));
+        }
+        let store = &counters.store;
         let original = store.orig_data_size.get();
         if original < (CORPUS_BYTES as u64) * 95 / 100 {
             return Err(failed("swap-out", format!("only {} MiB are out", original >> 20)));
@@ -90,6 +100,19 @@ fn serve_case(case: Case) -> Result<(), Error> {
             raw_in_mb_s,
         })
     })
+}
+
+/// Notes that no code here makes system calls that the runtime must know of. It would otherwise
+/// take precautions against them, which few programs need: all folios would return page by page.
+fn note_own_code() -> Result<(), Error> {
+    let path = Path::new("/proc/self/maps");
+    let maps = OwnedFd::from(File::open(path).map_err(Error::at(path))?);
+    maps::for_each(maps, &mut |mapping| {
+        if mapping.executable {
+            unseen_calls::note_seen_code(mapping.start);
+        }
+    });
+    Ok(())
 }
 
 /// Reads a byte of every page, in `threads` parts at once.
