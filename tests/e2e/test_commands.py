@@ -43,6 +43,12 @@ def test_access_is_measured_without_precautions(tmp_path):
     assert got.stats["vmstat"]["pswpout"] > 1000 and got.stats["vmstat"]["unseen_callers"] == 0
 
 
+def test_swap_is_measured_without_precautions():
+    """The benchmark fails if the runtime takes any: then folios return page by page."""
+    rows = json.loads(cli("bench", "swap", "--sizes", "64K", "--no-kernel", "--json", timeout=150).ok().out)
+    assert [row["size_kib"] for row in rows] == [64] and rows[0]["ratio"] > 1 and rows[0]["in_mb_s"] > 0, rows
+
+
 def test_a_program_that_maps_nothing_is_not_searched(tmp_path):
     """Pages that move between the program, the store and free frames are no new memory."""
     corpus = tmp_path / "corpus"
