@@ -1,4 +1,7 @@
-// A template-heavy file for the compiler; with SMALL defined it is a smaller one.
+// A template-heavy file for the compiler; with SMALL defined, or fewer TABLES, it is a smaller one.
+#ifndef TABLES
+#define TABLES 12
+#endif
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -24,7 +27,7 @@ template <> struct Table<0> {
 };
 
 int main() {
-    std::cout << Table<6>().fill() << "\n";
+    std::cout << Table<TABLES>().fill() << "\n";
 #ifndef SMALL
     std::unordered_map<std::string, std::set<std::string>> words;
     std::regex word("([a-z]+)-([0-9]+)", std::regex::icase);
