@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::kernel::read;
 use crate::redis::Client;
 use crate::running::{Running, WorkDir};
-use crate::{Error, MIB, corpus, median};
+use crate::{Error, MIB, corpus, median, python};
 
 /// The limits, in per cent of the need.
 pub const LIMITS_PERCENT: [u64; 3] = [75, 50, 35];
@@ -58,7 +58,6 @@ impl Program {
     /// shows that it is there.
     fn prepare(self, dir: &Path) -> Result<(OsString, Vec<String>, &'static [&'static str]), Error> {
         let put = |name: &str, text: &str| std::fs::write(dir.join(name), text).map_err(Error::at(&dir.join(name)));
-        let python = || std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into());
         let (exe, arguments, check): (OsString, &str, &[&str]) = match self {
             Self::Numpy => {
                 put("array.py", include_str!("../../../tests/e2e/programs/big_array.py"))?;

@@ -12,7 +12,7 @@
 
 use crate::kernel::{Folios, Group, KernelSwap, MmStat, Root, said};
 use crate::tree::proportional_bytes;
-use crate::{Error, MIB};
+use crate::{Error, MIB, python};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -94,7 +94,7 @@ struct Sandbox {
 
 impl Sandbox {
     fn start(options: &Options, host: &mut Host, number: usize) -> Result<Sandbox, Error> {
-        let python = std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into());
+        let python = python();
         let (mut command, mut group) = (Command::new(&python), None);
         if let Host::Foliomem = host {
             command = Command::new(&options.foliomem);

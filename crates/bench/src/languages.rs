@@ -11,13 +11,12 @@
 //!
 //! Numbers of records and rounds differ by language, for a need of 100 to 300 MiB and some seconds.
 
-use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::equal_total::{self, Answer, GroupLimit, Limited, Patience, Subject, Words};
+use crate::{Error, python};
 
 /// The names of all languages, as the command line takes them.
 pub const NAMES: &str = "lua, luajit, perl, guile, ruby, ocaml, erlang, pandas, node, java-g1, java-zgc";
@@ -151,10 +150,6 @@ impl Language {
 const GUILE_COMPILE: &str = r#"((@ (system base compile) compile-file) "records.scm" #:output-file "records.go")"#;
 /// Runs the compiled program for Guile. A relative path would be searched in Guile's load path.
 const GUILE_RUN: &str = r#"(load-compiled (string-append (getcwd) "/records.go"))"#;
-
-fn python() -> OsString {
-    std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into())
-}
 
 fn java(collector: &str) -> Words {
     Words::new("java", &[collector, JAVA_HEAP[0], JAVA_HEAP[1], "Records"])

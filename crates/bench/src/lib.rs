@@ -51,6 +51,8 @@ pub mod undo;
 
 pub use error::Error;
 
+use std::ffi::OsString;
+
 /// Call this first in `main`: if a measurement started this process as its child, it does the
 /// child's work and exits.
 pub fn enter_if_asked() {
@@ -60,6 +62,11 @@ pub fn enter_if_asked() {
 
 /// Bytes of a mebibyte, the unit of every limit and peak here.
 pub const MIB: u64 = 1 << 20;
+
+/// Returns the Python that benchmarks start: `FOLIOMEM_PYTHON`, or `python3`.
+fn python() -> OsString {
+    std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into())
+}
 
 /// Returns the median of `values` (the mean of the two middle values for an even number); 0 without
 /// values.

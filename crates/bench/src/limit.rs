@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernel::{Group, GroupMaker, Root, run as run_command};
 use crate::running::{Running, WorkDir};
-use crate::{Error, MIB};
+use crate::{Error, MIB, python};
 
 /// Source of the programs in C.
 const GROWERS: &str = include_str!("limit/growers.c");
@@ -118,10 +118,6 @@ impl Program {
         let error = run_command(Command::new(exe).args(arguments)).err()?;
         Some(format!("{self:?}: {error}"))
     }
-}
-
-fn python() -> OsString {
-    std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into())
 }
 
 /// How far foliomem's limit is below the cgroup's.

@@ -22,7 +22,7 @@ use crate::equal_total::{self, Answer, Driven, GroupLimit, Limited, Patience, Su
 use crate::kernel::run as run_command;
 use crate::redis::Client;
 use crate::running::Running;
-use crate::{Error, MIB, corpus};
+use crate::{Error, MIB, corpus, python};
 
 /// The numpy program.
 pub const ARRAYS: &str = include_str!("programs/arrays.py");
@@ -113,7 +113,7 @@ fn subject(program: Program, values: &[u8]) -> Subject<'_, Program> {
     let percent = GroupLimit::Percent(LIMIT_PERCENT);
     match program {
         Program::Numpy => {
-            let python = std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into());
+            let python = python();
             Subject {
                 name: program,
                 files: vec![("arrays.py", ARRAYS.to_owned())],
