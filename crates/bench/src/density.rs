@@ -179,13 +179,18 @@ enum Host {
 }
 
 impl Host {
-    /// Prepares the machine. Returns `None` if the kernel's swap cannot be set up here.
-    fn prepare(setting: Setting) -> Result<Option<Host>, Error> {
-        Ok(match setting {
-            Setting::Plain => Some(Host::Plain),
-            Setting::Kernel => KernelSwap::set_up(&Root::default(), 4, Folios::Everywhere)?.map(Host::Kernel),
-            Setting::Foliomem => Some(Host::Foliomem),
-        })
+    /// Prepares the kernel's swap. Returns `None` if it, or a cgroup, is impossible here.
+    fn kernel() -> Result<Option<Host>, Error> {
+        let Some(mut swap) = KernelSwap::set_up(&Root::default(), 4, Folios::Everywhere)? else { return Ok(None) };
+        Ok(swap.group(GROUP_BYTES)?.map(|_| Host::Kernel(swap)))
+    }
+
+    fn setting(&self) -> Setting {
+        match self {
+            Host::Plain => Setting::Plain,
+            Host::Kernel(_) => Setting::Kernel,
+            Host::Foliomem => Setting::Foliomem,
+        }
     }
 
     fn taken_bytes(&self, sandboxes: &[Sandbox]) -> Result<u64, Error> {
@@ -225,22 +230,25 @@ impl Host {
 /// Fails if a sandbox cannot be started, does not answer, or answers wrongly.
 pub fn run(options: &Options, done: &mut dyn FnMut(&Row)) -> Result<(Vec<Row>, Vec<String>), Error> {
     let (mut rows, mut skipped) = (Vec::new(), Vec::new());
-    for setting in [Setting::Plain, Setting::Kernel, Setting::Foliomem] {
-        let Some(mut host) = Host::prepare(setting)? else {
-            skipped.push("Kernel: needs root, zram and a memory cgroup".to_owned());
-            continue;
-        };
-        let row = measure(options, setting, &mut host)?;
+    let mut add = |mut host: Host| {
+        let row = measure(options, &mut host)?;
         if let Host::Kernel(swap) = host {
             swap.restore()?;
         }
         done(&row);
         rows.push(row);
+        Ok(())
+    };
+    add(Host::Plain)?;
+    match Host::kernel()? {
+        Some(host) => add(host)?,
+        None => skipped.push("Kernel: needs root, zram and a memory cgroup".to_owned()),
     }
+    add(Host::Foliomem)?;
     Ok((rows, skipped))
 }
 
-fn measure(options: &Options, setting: Setting, host: &mut Host) -> Result<Row, Error> {
+fn measure(options: &Options, host: &mut Host) -> Result<Row, Error> {
     let total_bytes = options.total_mib * MIB;
     let mut sandboxes: Vec<Sandbox> = Vec::new();
     let mut ready_seconds = Vec::new();
@@ -267,7 +275,7 @@ fn measure(options: &Options, setting: Setting, host: &mut Host) -> Result<Row, 
         host.settle(&sandboxes)?;
     }
     Ok(Row {
-        setting,
+        setting: host.setting(),
         sandboxes: sandboxes.len(),
         total_mib: taken_bytes as f64 / MIB as f64,
         seconds_to_ready_p99: percentile_99(ready_seconds),
@@ -304,6 +312,6 @@ mod tests {
     #[test]
     fn a_sandbox_that_cannot_start_is_an_error() {
         let options = Options { foliomem: "/bin/false".into(), total_mib: 64, ratings: 1 };
-        assert!(matches!(measure(&options, Setting::Foliomem, &mut Host::Foliomem), Err(Error::Command { .. })));
+        assert!(matches!(measure(&options, &mut Host::Foliomem), Err(Error::Command { .. })));
     }
 }
