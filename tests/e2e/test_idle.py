@@ -43,6 +43,48 @@ GROWING = BUSY.replace("while True:", "import mmap\nblock = bytes(8 << 20)\nwhil
                        "mmap.MAP_PRIVATE) as new:\n        new.write(block)")
 
 
+# Half of each row is random, so a row compresses to half.
+HALF_RANDOM = FORKED.replace("b'%012d' % number * 4096", "b'%012d' % number + random.randbytes(24000) + bytes(24000)").replace(
+    "import os, sys", "import os, random, sys\nrandom.seed(7)")
+# A parent with four children, in two generations. All have the same rows at first, are idle in turns, verify all rows,
+# and change some. The parent kills a child without a word, at a random time. Who ends last has verified all rows.
+FAMILY = """
+import os, random, signal, sys, time
+random.seed(int(sys.argv[1]))
+def row(number, version):
+    return random.Random(number * 1000 + version).randbytes(14000) + b"%d " % version * 7000
+versions = [0] * 1500
+rows = [row(number, 0) for number in range(len(versions))]
+def work(rounds, seed):
+    random.seed(seed)
+    for _ in range(rounds):
+        time.sleep(3.5 + 2 * random.random())
+        for number, version in enumerate(versions):
+            assert rows[number] == row(number, version), number
+        for number in random.sample(range(len(versions)), 60):
+            versions[number] += 1 + seed
+            rows[number] = row(number, versions[number])
+children = []
+for seed in range(3):
+    if (child := os.fork()) == 0:
+        if seed == 2:
+            grandchild = os.fork()
+            work(2, seed + 10 * (grandchild == 0))
+            if grandchild:
+                assert os.wait()[1] == 0
+        else:
+            work(2 + 99 * (seed == 0), seed)
+        os._exit(0)
+    children.append(child)
+time.sleep(5 + 4 * random.random())
+os.kill(children[0], signal.SIGKILL)
+ends = [os.waitpid(child, 0)[1] for child in children]
+assert ends == [signal.SIGKILL, 0, 0], ends
+work(1, 77)
+print("good")
+"""
+
+
 class Run:
     """A run with --idle, of a Python program that prints its pid and reads commands."""
 
@@ -180,6 +222,38 @@ def test_a_forked_child_and_its_parent_are_compressed():
     run.wake()
     run.run.stdin.close()
     assert run.run.wait(timeout=90) == 0, run.run.stderr.read()
+
+
+def test_what_relatives_share_is_stored_once():
+    run = Run(HALF_RANDOM, 1000, options=("--idle", "1s", "--recompress", "off"))
+    # What both have counts for both in bd_count.
+    is_shared = lambda figures: figures["bd_stat"]["joined"] > 300 and figures["bd_stat"]["bd_count"] * 4096 > 44 * MIB  # noqa: E731
+    figures = run.until(is_shared, "shared")
+    assert figures["shared_store_bytes"] < 0.7 * figures["bd_stat"]["bd_count"] * 4096, figures
+    assert figures["swap_bytes"] == 0 and figures["taken_bytes"] > figures["shared_store_bytes"]
+    # The child comes back, and joins its parent again when it is idle again.
+    run.wake()
+    assert run.status()["bd_stat"]["bd_reads"] > 0
+    run.until(is_shared, "shared again")
+    run.wake()
+    run.finish()
+
+
+@pytest.mark.parametrize("env", [{}, {"FOLIOMEM_TORTURE": "1"}], ids=["plain", "torture"])
+def test_relatives_that_change_and_end_keep_each_others_memory(env):
+    options = ["--idle", "1s", "--recompress", "off"]
+    got = foliomem([sys.executable, "-c", FAMILY, str(time.time_ns())], limit="512M", options=options, env=env, timeout=280).ok()
+    assert got.out == b"good\n" and got.stats["bd_stat"]["failed_reads"] == 0, got
+    if not env:
+        assert got.stats["bd_stat"]["joined"] > 0, got.stats["bd_stat"]
+
+
+def test_a_swap_file_takes_the_place_of_the_shared_store(tmp_path):
+    run = Run(HALF_RANDOM, 400, options=("--idle", "1s", "--recompress", "off", "--swap", f"{tmp_path}/swap:64M"))
+    figures = run.until(compressed(36, 100), "compressed")
+    assert figures["shared_store_bytes"] == figures["bd_stat"]["joined"] == 0 and figures["swap_bytes"] == 64 * MIB
+    run.wake()
+    run.finish()
 
 
 def test_an_idle_child_of_a_busy_parent_is_compressed_alone():

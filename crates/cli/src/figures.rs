@@ -2,6 +2,7 @@
 
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
+use foliomem_session::swap_file::Medium;
 use foliomem_types::counters::{Counters, FaultKind};
 use foliomem_types::units::PAGE_BYTES;
 use std::time::Instant;
@@ -36,14 +37,32 @@ pub struct Rates {
 }
 
 impl Figures {
-    /// Returns the figures of a run.
+    /// Returns the figures of a run. Its shared store counts as stored.
     pub fn of_run(control: &Control) -> Figures {
-        Figures::new(control.tree_measured_bytes(), &control.sum())
+        let figures = Figures::new(control.tree_measured_bytes(), &control.sum());
+        match control.swap().medium() {
+            Medium::Disk => figures,
+            Medium::Memory => Figures {
+                stored_bytes: figures.stored_bytes.saturating_add(control.shared_store_bytes()),
+                swap_file_bytes: 0,
+                ..figures
+            },
+        }
     }
 
-    /// Returns the figures of a process.
-    pub fn of_process(slot: &ProcessSlot) -> Figures {
-        Figures::new(slot.measured_bytes(), &slot.counters)
+    /// Returns the figures of a process of a run. What it has in the shared store counts as its
+    /// own, as shared pages do in its resident set size.
+    pub fn of_process(control: &Control, slot: &ProcessSlot) -> Figures {
+        let figures = Figures::new(slot.measured_bytes(), &slot.counters);
+        match control.swap().medium() {
+            Medium::Disk => figures,
+            Medium::Memory => Figures {
+                taken_bytes: figures.taken_bytes.saturating_add(figures.swap_file_bytes),
+                stored_bytes: figures.stored_bytes.saturating_add(figures.swap_file_bytes),
+                swap_file_bytes: 0,
+                ..figures
+            },
+        }
     }
 
     /// Returns the figures of a run or a process that takes `taken_bytes` and has these counters.

@@ -3,6 +3,7 @@
 use crate::thrashing::{self, Need, stall_percent};
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
+use foliomem_session::swap_file::Medium;
 use foliomem_session::tree_usage::Peaks;
 use foliomem_types::counters::{Counters, FaultKind, Histogram};
 use foliomem_types::size::format_mib;
@@ -98,7 +99,13 @@ impl Report {
         let mut map = Map::new();
         map.insert("version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
         map.insert("limit_bytes".to_owned(), json!(self.control.limit_bytes()));
-        map.insert("swap_bytes".to_owned(), json!(u64::from(self.control.swap().clusters()) * CLUSTER_BYTES));
+        let swap = self.control.swap();
+        let swap_bytes = match swap.medium() {
+            Medium::Disk => u64::from(swap.clusters()) * CLUSTER_BYTES,
+            Medium::Memory => 0,
+        };
+        map.insert("swap_bytes".to_owned(), json!(swap_bytes));
+        map.insert("shared_store_bytes".to_owned(), json!(self.control.shared_store_bytes()));
         map.insert("peak_bytes".to_owned(), json!(self.peaks.taken_bytes));
         map.insert("need_peak_bytes".to_owned(), json!(self.peaks.needed_bytes));
         map.insert("limit_exceeded".to_owned(), json!(self.control.was_limit_exceeded()));

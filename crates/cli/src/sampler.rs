@@ -195,7 +195,7 @@ impl Sampler {
 fn processes_of(control: &Control) -> BTreeMap<u32, Figures> {
     let mut processes: BTreeMap<u32, Figures> = BTreeMap::new();
     for (pid, slot) in control.living_processes() {
-        let figures = Figures::of_process(slot);
+        let figures = Figures::of_process(control, slot);
         // A process that executes another program has two slots for a moment.
         processes.entry(pid).and_modify(|first| *first = first.plus(&figures)).or_insert(figures);
     }

@@ -18,7 +18,7 @@ use crate::unmanaged::Census;
 use foliomem_session::custody::Custody;
 use foliomem_session::door::Door;
 use foliomem_session::segment::Control;
-use foliomem_session::swap_file::{self, Created};
+use foliomem_session::swap_file::{self, Created, Medium};
 use foliomem_sys::program_start::Start;
 use foliomem_sys::signals;
 use foliomem_sys::supervised_program::{self, Child, ProgramEvent};
@@ -51,6 +51,10 @@ const COMPANIONS_TIMEOUT: Duration = Duration::from_millis(100);
 const COMPANIONS_PAUSE: Duration = Duration::from_micros(500);
 /// The default size of a swap file, as a multiple of the limit.
 const SWAP_LIMITS: u64 = 8;
+/// The size of the shared store as a share of the limit, and its maximum: each process has tables
+/// for all of it.
+const SHARED_STORE_SHARE: u64 = 4;
+const SHARED_STORE_MAX_BYTES: u64 = 8 << 30;
 const EXIT_FAILED: u8 = 125;
 
 /// This executable.
@@ -118,7 +122,10 @@ pub fn run(
     let (control, segment) = Control::create(configuration)?;
     control.supervise();
     // Kept open to the end of the run: agents open it from here.
-    let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit_bytes)).transpose()?;
+    let swap_file = match settings.swap() {
+        Some(swap) => Some(open_swap_file(swap, limit_bytes)?),
+        None => settings.idle().and_then(|_| create_shared_store(limit_bytes)),
+    };
     if let Some(created) = &swap_file {
         let announced = control.swap().announce(created);
         announced.map_err(|errno| CliError::System("make a key for the swap file", std::io::Error::from(errno)))?;
@@ -212,6 +219,12 @@ fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliEr
         eprintln!("foliomem: the swap file {path} has {}: more cannot be used", format_mib(created.bytes));
     }
     Ok(created)
+}
+
+/// Creates the shared store of a run whose idle processes are compressed. Without it, relatives
+/// store equal pieces once each.
+fn create_shared_store(limit_bytes: u64) -> Option<Created> {
+    swap_file::create_shared((limit_bytes / SHARED_STORE_SHARE).min(SHARED_STORE_MAX_BYTES)).ok()
 }
 
 /// The file for the counters. It is opened before the program starts, so that an unwritable file is
@@ -390,6 +403,10 @@ impl Run {
             self.census.look(self.child.pid(), self.control);
         }
         self.control.note_ended();
+        if let Some(shared) = self.swap_file.as_ref().filter(|created| created.medium == Medium::Memory) {
+            let taken_bytes = swap_file::taken_bytes(&shared.file);
+            self.control.set_shared_store_bytes(taken_bytes.unwrap_or(shared.bytes));
+        }
         self.control.sample_peaks();
         self.idle.iter_mut().for_each(|idle| idle.look(self.control));
         let managed = self.control.process_sizes();

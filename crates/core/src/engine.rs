@@ -35,6 +35,7 @@ mod reclaim;
 mod recompress;
 mod restore;
 mod resume;
+mod share;
 mod stage;
 mod store_compaction;
 mod strays;
@@ -46,6 +47,7 @@ pub use cold::ColdWriteBack;
 pub use fault::Served;
 pub use recompress::Recompression;
 pub use resume::Resumed;
+pub use share::Sharing;
 
 use crate::cluster::{NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
 use crate::compaction::{Compactor, Variant};
@@ -214,8 +216,12 @@ impl<P: Ports> RunSource for StoreRuns<'_, P> {
         self.0.ports.swap_device().into_iter().for_each(|device| device.release(cluster));
     }
 
-    fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
-        self.0.ports.swap_device().is_some_and(|device| device.is_sole_holder(cluster))
+    fn fence_cluster(&self, cluster: ClusterNumber) -> bool {
+        self.0.ports.swap_device().is_some_and(|device| device.fence(cluster))
+    }
+
+    fn join_cluster(&self, cluster: ClusterNumber, generation: u64) -> bool {
+        self.0.ports.swap_device().is_some_and(|device| device.join(cluster, generation))
     }
 }
 

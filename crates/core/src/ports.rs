@@ -11,6 +11,7 @@
 //! | [`Marks`] | discards that the program does not announce; optional |
 //! | [`SharedPages`] | pages that a fork left shared; optional |
 //! | [`SwapDevice`] | the swap file behind the store; optional |
+//! | [`SharedStore`] | equal pieces of other processes, if the swap file lies in memory; optional |
 //!
 //! On Linux the ports are a real program's memory through userfaultfd; in tests and in the lab they
 //! are arrays. [`Ports`] bundles them, and the engine is generic over the bundle, so each call is
@@ -40,6 +41,7 @@ mod marks;
 mod pieces;
 mod recompressor;
 mod shared_pages;
+mod shared_store;
 mod swap_device;
 
 pub use absent::Absent;
@@ -51,6 +53,7 @@ pub use marks::Marks;
 pub use pieces::{Compressed, Corrupted, Pieces};
 pub use recompressor::{Recompressed, Recompressor};
 pub use shared_pages::SharedPages;
+pub use shared_store::{Offer, SharedStore};
 pub use swap_device::{MAX_WRITES, NotWritten, SwapDevice};
 
 use crate::sync::{Shared, ranks};
@@ -78,6 +81,8 @@ pub trait Ports: Shared {
     type SharedPages: SharedPages;
     /// The swap file.
     type SwapDevice: SwapDevice<Self::Worker>;
+    /// The shared store.
+    type SharedStore: SharedStore<Self::Worker>;
 
     /// Returns the counters of the managed program.
     fn counters(&self) -> &Counters;
@@ -99,6 +104,8 @@ pub trait Ports: Shared {
     fn shared_pages(&self) -> Option<&Self::SharedPages>;
     /// Returns the swap file, if there is one.
     fn swap_device(&self) -> Option<&Self::SwapDevice>;
+    /// Returns the shared store, if the swap file is one.
+    fn shared_store(&self) -> Option<&Self::SharedStore>;
 }
 
 /// The guard of [`AddressSpace::steady`] in the address space of these ports.

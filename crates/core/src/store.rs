@@ -53,7 +53,7 @@ mod tests;
 mod word;
 mod zspages;
 
-pub use backing::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, WriteBatch};
+pub use backing::{BatchPieces, FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, Which, WriteBatch};
 pub use compact::PieceMover;
 pub use evacuate::HolderId;
 pub use place::{Fragment, FragmentMut, FragmentRef, Fragments, Place, PlaceMut, UniquePlace};
@@ -87,8 +87,15 @@ pub trait RunSource: Shared {
     }
     /// Ends this process's hold on the cluster. Does not block.
     fn release_cluster(&self, _cluster: ClusterNumber) {}
-    /// Returns whether this process is the only holder of a cluster that it holds. Does not block.
-    fn is_sole_holder(&self, _cluster: ClusterNumber) -> bool {
+    /// Returns whether this process is the only holder of a cluster that it holds. If so, no other
+    /// process can join the cluster any more by its present generation. Does not block.
+    fn fence_cluster(&self, _cluster: ClusterNumber) -> bool {
+        false
+    }
+    /// Makes this process a holder of a cluster that has holders, if its generation is
+    /// `generation` still. Returns whether this process is a holder, and the generation is that
+    /// one. Does not block.
+    fn join_cluster(&self, _cluster: ClusterNumber, _generation: u64) -> bool {
         false
     }
 }

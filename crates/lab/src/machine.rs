@@ -431,6 +431,7 @@ impl Ports for LabMachine {
     type Marks = Absent;
     type SharedPages = Absent;
     type SwapDevice = Absent;
+    type SharedStore = Absent;
 
     #[inline]
     fn counters(&self) -> &Counters {
@@ -475,6 +476,10 @@ impl Ports for LabMachine {
     }
 
     fn swap_device(&self) -> Option<&Absent> {
+        None
+    }
+
+    fn shared_store(&self) -> Option<&Absent> {
         None
     }
 }

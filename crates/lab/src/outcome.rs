@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Counters that digests cover only if they are not zero: they are newer than the first digests,
 /// and equal results keep equal digests.
-const NEWER_COUNTERS: [&str; 3] = ["discarded_unheard", "mapping_searches", "unseen_callers"];
+const NEWER_COUNTERS: [&str; 4] = ["discarded_unheard", "joined", "mapping_searches", "unseen_callers"];
 
 /// A counter that was always 0 when the first digests were made, and is hashed as 0.
 const UNHASHED_COUNTER: &str = "swpin_zero";

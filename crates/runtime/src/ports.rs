@@ -165,6 +165,7 @@ impl Ports for LinuxPorts {
     type Marks = AddressSpace;
     type SharedPages = AddressSpace;
     type SwapDevice = Swap;
+    type SharedStore = Swap;
 
     fn counters(&self) -> &Counters {
         self.budget.0.counters()
@@ -204,5 +205,9 @@ impl Ports for LinuxPorts {
 
     fn swap_device(&self) -> Option<&Swap> {
         self.swap.as_ref()
+    }
+
+    fn shared_store(&self) -> Option<&Swap> {
+        self.swap.as_ref().filter(|swap| swap.is_shared_store())
     }
 }

@@ -10,6 +10,13 @@
 //! If the owner was killed between raising a count and setting the bit, the run does not use that
 //! cluster again.
 //!
+//! In a shared store ([`crate::shared_pieces`]) a process may also *join* a cluster that others
+//! hold, for a piece that one of them has published. The word of the cluster's holders has a
+//! *generation*, which rises whenever the content of slots may change from then on: with each
+//! claim, and when the only holder *fences* the cluster because it uses freed slots again. Each
+//! is one exchange of that word: either a process joins first, and the fence fails, or the fence
+//! is first, and nobody joins by what was published before it.
+//!
 //! A holder discards a cluster in which no holder has data. The supervisor discards clusters that
 //! nobody has held for long enough, and holds them meanwhile.
 //!
@@ -22,8 +29,9 @@
 //! There is no lock.
 
 use crate::process_table::MAX_PROCESSES;
-use crate::swap_file::{self, Created, IoMode, KEY_BYTES};
-use foliomem_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use crate::shared_pieces::SharedPieces;
+use crate::swap_file::{self, Created, IoMode, KEY_BYTES, Medium};
+use foliomem_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use foliomem_sys::shared_words;
 use foliomem_sys::swap_discard;
 use foliomem_types::discard::Discard;
@@ -42,6 +50,10 @@ const WORDS: usize = MAX_CLUSTERS / 64;
 const MAX_DISCARDS: usize = 64;
 /// Flag of a row's owner: this process is about to fork the process that the row is for.
 const PENDING: u64 = 1 << 32;
+/// The number of holders in a cluster's word: the low 16 bits. The generation is above.
+const HOLDERS: u64 = (1 << GENERATION_SHIFT) - 1;
+const GENERATION_SHIFT: u32 = 16;
+const GENERATION: u64 = 1 << GENERATION_SHIFT;
 /// Flag of a row's owner: the previous owner has ended, and this process decrements the counts of
 /// its clusters.
 const REAPING: u64 = 1 << 33;
@@ -88,7 +100,12 @@ shared_words! {
         nonces: AtomicU64,
         /// The [`Event`]s that were reported, as a bit set.
         reported: AtomicU32,
-        holders: [AtomicU16; MAX_CLUSTERS],
+        /// The number of a [`Medium`].
+        medium: AtomicU32,
+        /// What processes have published, if this is a shared store.
+        pub shared: SharedPieces,
+        /// The number of holders of each cluster, and its generation.
+        holders: [AtomicU64; MAX_CLUSTERS],
         /// Clusters that were claimed and not discarded since then.
         undiscarded: Row,
         /// The owner of each row: a pid, perhaps with [`PENDING`] or [`REAPING`]; 0 if the row is
@@ -133,7 +150,9 @@ impl SwapSpace {
             key: std::array::from_fn(|_| word()),
             nonces: word(),
             reported: half(),
-            holders: std::array::from_fn(|_| AtomicU16::new(0)),
+            medium: half(),
+            shared: SharedPieces::for_schedules(),
+            holders: std::array::from_fn(|_| word()),
             undiscarded: row(),
             owners: std::array::from_fn(|_| word()),
             rows: std::array::from_fn(|_| row()),
@@ -161,6 +180,7 @@ impl SwapSpace {
         self.number.store(number, Ordering::Relaxed);
         self.direct.store(created.io_mode as u32, Ordering::Relaxed);
         self.discard.store(created.discard as u32, Ordering::Relaxed);
+        self.medium.store(created.medium as u32, Ordering::Relaxed);
         self.pid.store(std::process::id(), Ordering::Relaxed);
         self.descriptor.store(created.file.as_raw_fd() as u32, Ordering::Relaxed);
         // Release pairs with the Acquire in `clusters`: the rest of the announcement is complete.
@@ -172,6 +192,11 @@ impl SwapSpace {
     pub fn clusters(&self) -> u32 {
         // Acquire pairs with the Release in `announce`.
         self.clusters.load(Ordering::Acquire)
+    }
+
+    /// Returns where the content of the file lies.
+    pub fn medium(&self) -> Medium {
+        Medium::from_word(self.medium.load(Ordering::Relaxed))
     }
 
     /// Returns how the file's free clusters are discarded.
@@ -279,9 +304,7 @@ impl SwapSpace {
     /// Makes the owner of `row` the holder of a cluster that has no holder. Returns whether it is
     /// the holder now.
     pub fn claim(&self, row: RowIndex, cluster: ClusterNumber) -> bool {
-        let holders = &self.holders[cluster.0 as usize];
-        // Acquire pairs with the Release of the last holder (`leave`, `release`, `discard_left`).
-        if holders.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if !self.hold_free(cluster.0 as usize) {
             return false;
         }
         let (word, bit) = word_and_bit(cluster);
@@ -290,6 +313,47 @@ impl SwapSpace {
         // Release pairs with the Acquire in `leave` and `release`: the count is 1 before the bit is
         // set.
         self.held(row)[word].fetch_or(bit, Ordering::Release);
+        true
+    }
+
+    /// Raises the count of a cluster without holders to 1, and begins a generation. Returns whether
+    /// it had none.
+    fn hold_free(&self, cluster: usize) -> bool {
+        let hold = |word: u64| (word & HOLDERS == 0).then(|| word.wrapping_add(GENERATION) + 1);
+        // Acquire pairs with the Release of the last holder (`leave`, `release`, `discard_left`).
+        self.holders[cluster].fetch_update(Ordering::Acquire, Ordering::Relaxed, hold).is_ok()
+    }
+
+    /// Begins a generation of a cluster that the caller holds, if nobody else holds it. Returns
+    /// whether that is so.
+    pub fn fence(&self, cluster: ClusterNumber) -> bool {
+        let fence = |word: u64| (word & HOLDERS == 1).then(|| word.wrapping_add(GENERATION));
+        // Acquire pairs with the Release of former holders: they have finished their reads.
+        self.holders[cluster.0 as usize].fetch_update(Ordering::Acquire, Ordering::Relaxed, fence).is_ok()
+    }
+
+    /// Returns the generation of a cluster that the caller holds.
+    pub fn generation(&self, cluster: ClusterNumber) -> u64 {
+        self.holders[cluster.0 as usize].load(Ordering::Relaxed) >> GENERATION_SHIFT
+    }
+
+    /// Makes the owner of `row` a holder of a cluster that has holders, while its generation is
+    /// `generation`. Returns whether it is a holder, and the generation is that one. Only one
+    /// thread of the owner calls this at a time.
+    pub fn join(&self, row: RowIndex, cluster: ClusterNumber, generation: u64) -> bool {
+        let (word, bit) = word_and_bit(cluster);
+        let (holders, held) = (&self.holders[cluster.0 as usize], &self.held(row)[word]);
+        // Relaxed: only the owner of the row changes its bits.
+        if held.load(Ordering::Relaxed) & bit != 0 {
+            return holders.load(Ordering::Relaxed) >> GENERATION_SHIFT == generation;
+        }
+        let join = |word: u64| (word & HOLDERS > 0 && word >> GENERATION_SHIFT == generation).then(|| word + 1);
+        // Acquire pairs with the Release of former holders, as in `fence`.
+        if holders.fetch_update(Ordering::Acquire, Ordering::Relaxed, join).is_err() {
+            return false;
+        }
+        // Release pairs with the Acquire in `leave` and `release`, as in `claim`.
+        held.fetch_or(bit, Ordering::Release);
         true
     }
 
@@ -311,10 +375,7 @@ impl SwapSpace {
         let words = self.undiscarded.words.iter().enumerate().take(self.words());
         // Relaxed: the bit is a hint until the cluster is claimed.
         let left = words.flat_map(|(index, word)| clusters_in(index, word.load(Ordering::Relaxed)));
-        // Acquire pairs with the Release of the last holder, as in `claim`.
-        let claimed =
-            |&number: &usize| self.holders[number].compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        for number in left.filter(claimed).take(MAX_DISCARDS) {
+        for number in left.filter(|&number| self.hold_free(number)).take(MAX_DISCARDS) {
             let cluster = ClusterNumber(number as u32);
             self.discarded(cluster);
             let _ = swap_discard::discard(file, how, cluster);
@@ -329,15 +390,9 @@ impl SwapSpace {
         // Acquire pairs with the Release of `claim` and `share` in this row.
         if self.held(row)[word].fetch_and(!bit, Ordering::Acquire) & bit != 0 {
             // Release pairs with the Acquire of the process that claims the cluster next, and with
-            // that of `has_one_holder`.
+            // that of `fence`.
             self.holders[cluster.0 as usize].fetch_sub(1, Ordering::Release);
         }
-    }
-
-    /// Returns whether the cluster has exactly one holder.
-    pub fn has_one_holder(&self, cluster: ClusterNumber) -> bool {
-        // Acquire pairs with the Release of former holders: they have finished their reads.
-        self.holders[cluster.0 as usize].load(Ordering::Acquire) == 1
     }
 
     /// Claims a row for the child that process `pid` is about to fork. The row holds every cluster
@@ -411,7 +466,7 @@ mod tests {
         assert!(!space.claim(mine, near));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pending = space.share(mine, me).unwrap();
-        assert!(!space.has_one_holder(near));
+        assert!(!space.fence(near));
         assert!(!space.adopt(pending, me + 1, child.id()));
         assert!(space.adopt(pending, me, child.id()));
         child.wait().unwrap();
@@ -419,7 +474,7 @@ mod tests {
         assert!(!space.claim(mine, near), "the child holds it");
         space.reap();
         assert!(space.claim(mine, near));
-        assert!(space.has_one_holder(far));
+        assert!(space.fence(far));
         // A cluster without holders is discarded once.
         space.discard.store(Discard::ForRoom as u32, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("foliomem-left-{me}"));

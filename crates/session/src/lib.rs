@@ -17,6 +17,7 @@
 //! | `supervision` | whether the supervisor and the companions are alive |
 //! | [`custody`] | the supervisor's copies of userfaultfds |
 //! | [`cluster_ownership`] | the holders of the swap file's clusters |
+//! | [`shared_pieces`] | what processes publish of a shared store |
 //! | [`swap_file`] | how the swap file is created and reopened |
 //! | [`wanted_limit`] | the limit that `ctl` wants, and whether it is applied |
 //! | [`trace_ring`] | events of a recorded run |
@@ -39,6 +40,7 @@ mod message_line;
 pub mod messages;
 pub mod process_table;
 pub mod segment;
+pub mod shared_pieces;
 mod supervision;
 pub mod swap_file;
 pub mod trace_ring;

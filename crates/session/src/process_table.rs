@@ -60,6 +60,9 @@ shared_words! {
         pub awake: AtomicU32,
         /// 1 while the supervisor has seen the process use no CPU for the time of `--idle`.
         pub(crate) idle: AtomicU32,
+        /// A number that all processes share which forks have made from one; 0 before the first
+        /// fork.
+        pub(crate) family: AtomicU32,
         /// What `ctl` or the supervisor asks the companion to swap out or in.
         pub request: MemoryRequest,
         /// The process's counters.
@@ -110,6 +113,13 @@ impl ProcessSlot {
         self.ended.store(ENDED, Ordering::Release);
     }
 
+    /// Makes this slot's process a relative of its parent: in the parent's family, else in that
+    /// with the fresh `number`.
+    fn join_family(&self, parent: &ProcessSlot, number: u32) {
+        let family = parent.family.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
+        self.family.store(family.map_or_else(|family| family, |_| number), Ordering::Relaxed);
+    }
+
     /// Returns whether the companion has crashed.
     pub fn has_crashed(&self) -> bool {
         // Acquire pairs with the Release in `companion_crashed`.
@@ -140,7 +150,7 @@ impl ProcessSlot {
 
     /// Moves half of the parent's figures to this slot, which the child of a fork has claimed.
     /// Later samples correct both; no memory is counted twice at any time.
-    pub fn inherit(&self, parent: &ProcessSlot) {
+    fn inherit(&self, parent: &ProcessSlot) {
         self.counters.inherit_gauges(&parent.counters);
         for (ours, theirs) in [(&self.anon_bytes, &parent.anon_bytes), (&self.measured_bytes, &parent.measured_bytes)] {
             let keep = |bytes: u64| Some(bytes - bytes / 2);
@@ -251,12 +261,30 @@ impl Control {
             process.shared_bytes.store(0, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
             process.idle.store(0, Ordering::Relaxed);
+            process.family.store(0, Ordering::Relaxed);
             process.request.clear();
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }
         // Release pairs with the Acquire of the next holder, above.
         owner.store(0, Ordering::Release);
+    }
+
+    /// Notes that the process of `child` is the child of a fork of that of `parent`. The child
+    /// calls this before it does anything else with its slot.
+    pub fn note_fork(&self, child: SlotIndex, parent: SlotIndex) {
+        let (child, parent) = (self.process(child), self.process(parent));
+        child.inherit(parent);
+        child.join_family(parent, self.header.families.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+    }
+
+    /// Returns whether a living process and that of `slot` come from one program by forks.
+    pub fn has_relatives(&self, slot: SlotIndex) -> bool {
+        let own = self.process(slot);
+        let family = own.family.load(Ordering::Relaxed);
+        let is_relative =
+            |other: &ProcessSlot| !std::ptr::eq(other, own) && other.family.load(Ordering::Relaxed) == family;
+        family != 0 && self.living().any(is_relative)
     }
 
     /// Notes that process `companion` has crashed. Returns the program's process; `None` if

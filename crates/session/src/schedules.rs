@@ -65,7 +65,7 @@ impl Swap {
             for (cluster, users) in (0..).map(ClusterNumber).zip(&self.users) {
                 if self.space.claim(row, cluster) {
                     assert_eq!(users.fetch_add(1, SeqCst), 0, "{cluster:?} has two holders");
-                    assert!(self.space.has_one_holder(cluster));
+                    assert!(self.space.fence(cluster));
                     users.fetch_sub(1, SeqCst);
                     self.space.release(row, cluster);
                 }
@@ -153,6 +153,44 @@ fn a_shared_cluster_is_free_when_both_have_released_it() {
             swap.space.release(other, cluster);
         }
         join(threads);
+        swap.verify_free();
+    });
+}
+
+/// The only holder of a cluster writes to it again after a fence, while another process joins by
+/// what was published before: who has joined never reads other content.
+#[test]
+fn a_joined_cluster_keeps_its_content() {
+    explore(3000, || {
+        let (swap, content) = (Swap::new(), Arc::new(AtomicU32::new(1)));
+        let me = std::process::id();
+        let cluster = ClusterNumber(0);
+        let writer = swap.space.enter(me).expect("a free row");
+        assert!(swap.space.claim(writer, cluster));
+        let published = swap.space.generation(cluster);
+        let joins: Vec<_> = (0..2)
+            .map(|_| {
+                let (swap, content) = (Arc::clone(&swap), Arc::clone(&content));
+                let row = swap.space.enter(me).expect("a free row");
+                thread::spawn(move || {
+                    if swap.space.join(row, cluster, published) {
+                        assert_eq!(content.load(SeqCst), 1, "the slots were used again");
+                        back_off();
+                        assert_eq!(content.load(SeqCst), 1, "the slots were used again");
+                        assert!(!swap.space.claim(row, cluster));
+                        swap.space.release(row, cluster);
+                    }
+                    swap.space.leave(row);
+                })
+            })
+            .collect();
+        if swap.space.fence(cluster) {
+            content.store(2, SeqCst);
+            assert!(!swap.space.join(writer, cluster, published), "the holder itself is told");
+            assert!(swap.space.join(writer, cluster, swap.space.generation(cluster)));
+        }
+        swap.space.leave(writer);
+        join(joins);
         swap.verify_free();
     });
 }

@@ -32,7 +32,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 24;
+const VERSION: u64 = 25;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -104,6 +104,10 @@ shared_words! {
         pub(crate) started_ns: AtomicU64,
         /// The memory of processes without an agent, which the supervisor measures, in bytes.
         pub(crate) unmanaged_bytes: AtomicU64,
+        /// The memory of the shared store, which the supervisor measures, in bytes.
+        pub(crate) shared_store_bytes: AtomicU64,
+        /// Number of families so far.
+        pub(crate) families: AtomicU32,
         /// The time that the run has waited for memory, as the supervisor samples it, and how many
         /// times it has begun to thrash.
         pub(crate) memory_stall_ns: AtomicU64,

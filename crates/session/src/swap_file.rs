@@ -1,8 +1,11 @@
 //! The swap file of a run: the supervisor creates it, and each companion reopens it.
 //!
-//! The file has no name (`O_TMPFILE`), or loses it at once, so a run leaves nothing behind however
-//! it ends. Its content is encrypted with a key that only the memory of the run's processes holds
-//! ([`crate::cluster_ownership`]). There is no lock.
+//! A *shared store* is a swap file in memory (`memfd_create`): the processes of a run store equal
+//! pieces there once. The supervisor counts its memory as the run's.
+//!
+//! Otherwise the file has no name (`O_TMPFILE`), or loses it at once, so a run leaves nothing
+//! behind however it ends. Its content is encrypted with a key that only the memory of the run's
+//! processes holds ([`crate::cluster_ownership`]). There is no lock.
 
 use crate::cluster_ownership::SwapSpace;
 use foliomem_sys::errno_text::ErrnoText;
@@ -18,6 +21,31 @@ use thiserror::Error;
 
 /// Length of the encryption key, in bytes.
 pub const KEY_BYTES: usize = 32;
+
+/// Where the content of a swap file lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Medium {
+    /// On a disk, outside of the limit.
+    Disk = 0,
+    /// In memory, as a part of the limit: the file is a shared store.
+    Memory = 1,
+}
+
+impl Medium {
+    /// Decodes the word in which the segment keeps the medium.
+    pub(crate) fn from_word(word: u32) -> Medium {
+        if word == Medium::Memory as u32 { Medium::Memory } else { Medium::Disk }
+    }
+
+    /// Returns what messages call a file on this medium.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Medium::Disk => "swap file",
+            Medium::Memory => "shared store",
+        }
+    }
+}
+
 /// How a swap file is read and written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoMode {
@@ -101,6 +129,23 @@ pub struct Created {
     pub was_stale: bool,
     /// Whether the file lies on a file system in memory.
     pub in_memory: bool,
+    /// Where its content lies: [`Medium::Disk`] also for a file that the user has put into memory.
+    pub medium: Medium,
+}
+
+/// Creates a shared store of `bytes`, at least one cluster. Fails if a system call fails.
+pub fn create_shared(bytes: u64) -> Result<Created, Errno> {
+    let bytes = bytes.clamp(CLUSTER_BYTES, SwapSpace::MAX_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES;
+    let file = fs::memfd_create(c"foliomem-shared-store", fs::MemfdFlags::CLOEXEC)?;
+    fs::ftruncate(&file, bytes)?;
+    let discard = swap_discard::probe(&file, Backing::File);
+    let (io_mode, medium) = (IoMode::Buffered, Medium::Memory);
+    Ok(Created { file, bytes, io_mode, discard, was_stale: false, in_memory: true, medium })
+}
+
+/// Returns the memory that a shared store takes, in bytes.
+pub fn taken_bytes(file: &OwnedFd) -> Result<u64, Errno> {
+    Ok(fs::fstat(file)?.st_blocks as u64 * 512)
 }
 
 /// Creates the swap file of a run: an unnamed file in the directory of `path`, or the block device
@@ -154,7 +199,7 @@ pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Cre
     fs::ftruncate(&file, bytes).map_err(failed("size"))?;
     let (file, io_mode) = go_direct(file);
     let (discard, in_memory) = (swap_discard::probe(&file, Backing::File), system.f_type as u32 == TMPFS_MAGIC);
-    Ok(Created { file, bytes, io_mode, discard, was_stale, in_memory })
+    Ok(Created { file, bytes, io_mode, discard, was_stale, in_memory, medium: Medium::Disk })
 }
 
 /// Returns the part of `bytes` that can be used: whole clusters, up to the maximum size.
@@ -187,7 +232,8 @@ fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> 
         fs::fcntl_setfl(&file, OFlags::empty()).map_err(failed("open"))?;
     }
     let discard = swap_discard::probe(&file, Backing::Device);
-    Ok(Created { file, bytes, io_mode: IoMode::new(is_direct), discard, was_stale: false, in_memory: false })
+    let (io_mode, medium) = (IoMode::new(is_direct), Medium::Disk);
+    Ok(Created { file, bytes, io_mode, discard, was_stale: false, in_memory: false, medium })
 }
 
 /// Makes the file bypass the page cache if the file system supports that.

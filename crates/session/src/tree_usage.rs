@@ -128,6 +128,16 @@ impl Control {
         self.header.unmanaged_bytes.load(Ordering::Relaxed)
     }
 
+    /// Sets the memory of the shared store, which is a part of the tree's.
+    pub fn set_shared_store_bytes(&self, bytes: u64) {
+        self.header.shared_store_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the memory of the shared store, in bytes.
+    pub fn shared_store_bytes(&self) -> u64 {
+        self.header.shared_store_bytes.load(Ordering::Relaxed)
+    }
+
     /// Returns the earliest [`ProcessSlot::shares_known_ns`] of all processes except the one of
     /// `slot`.
     pub fn others_shares_known_ns(&self, slot: SlotIndex) -> u64 {
@@ -225,7 +235,8 @@ impl Control {
             let each = self.taking_memory().map(|process| gauge(process).load(Ordering::Acquire));
             // The program may have overwritten any of these words.
             let add = |(bytes, processes), process_bytes| (u64::saturating_add(bytes, process_bytes), processes + 1);
-            each.fold((self.unmanaged_bytes(), 0), add)
+            let no_process = self.unmanaged_bytes().saturating_add(self.shared_store_bytes());
+            each.fold((no_process, 0), add)
         };
         // A child moves half of its parent's figure to its own slot. A sum that reads the parent
         // before and the child after the move counts that half twice. Two equal sums in a row rule
@@ -244,7 +255,8 @@ impl Control {
     /// Returns the uncompressed size of the tree's stores, without swap-cache entries, and the
     /// memory that the stores take, both in bytes.
     fn tree_store_bytes(&self) -> (u64, u64) {
-        self.taking_memory().map(|process| &process.counters).fold((0, 0), |(swapped_out, used), counters| {
+        let shared = (0, self.shared_store_bytes());
+        self.taking_memory().map(|process| &process.counters).fold(shared, |(swapped_out, used), counters| {
             let Counters { store, vm, .. } = counters;
             // The program may have overwritten any of these words.
             let cached = vm.nr_swapcached.get().saturating_mul(PAGE_BYTES as u64);

@@ -62,6 +62,8 @@ pub struct Compressor {
     choice: planes::Choice,
     /// Buffer for the planes of a piece.
     planes: Box<[u8]>,
+    /// Buffer for compressed planes, while the plain content is tried, too.
+    tried: Box<[u8]>,
 }
 
 #[derive(Debug)]
@@ -110,8 +112,15 @@ impl Compressor {
                 CompressorState::ZstdDictionary(zstd(level), Arc::clone(dictionaries))
             }
         };
-        let planes = vec![0; MAX_PIECE_BYTES].into_boxed_slice();
-        Compressor { state, choice: planes::Choice::default(), planes }
+        let [planes, tried] = [(); 2].map(|()| vec![0; MAX_PIECE_BYTES].into_boxed_slice());
+        Compressor { state, choice: planes::Choice::default(), planes, tried }
+    }
+
+    /// Makes state as [`Compressor::new`] does, which takes more time to choose how to compress:
+    /// equal content becomes equal bytes, whatever was compressed before. (Not so with
+    /// dictionaries, which differ.)
+    pub fn thorough(codec: Codec, dictionaries: &Arc<Dictionaries>) -> Compressor {
+        Compressor { choice: planes::Choice::ByTrying, ..Compressor::new(codec, dictionaries) }
     }
 
     /// Compresses `src` to the start of `dst` and returns the number of bytes written. Returns
@@ -131,19 +140,21 @@ impl Compressor {
         if way != Way::Plain {
             let planes = &mut self.planes[..src.len()];
             planes::split(src, planes, span_bytes(matches!(self.state, CompressorState::Lz4(_)), src.len()));
-            planes_bytes = self.state.compress(planes, planes::PLANES, body);
+            let to = if way == Way::Try { &mut self.tried[..body.len()] } else { &mut *body };
+            planes_bytes = self.state.compress(planes, planes::PLANES, to);
         }
-        let is_planes = way == Way::Planes && planes_bytes.is_some();
+        let mut is_planes = way == Way::Planes && planes_bytes.is_some();
         let mut bytes = if is_planes { planes_bytes } else { self.state.compress(src, 1, body) };
-        *kind = if is_planes { PLANES } else { PLAIN };
         if way != Way::Plain && !is_planes {
             // Planes that do not fit are a result, too: their pattern does not pay.
             let taken = |bytes: Option<usize>| bytes.unwrap_or(src.len());
-            if self.choice.learn(src, taken(bytes), taken(planes_bytes)) {
-                bytes = self.state.compress(&self.planes[..src.len()], planes::PLANES, body);
-                *kind = PLANES;
+            let pays = self.choice.learn(src, taken(bytes), taken(planes_bytes));
+            if let Some(len) = planes_bytes.filter(|_| pays) {
+                body[..len].copy_from_slice(&self.tried[..len]);
+                (bytes, is_planes) = (planes_bytes, true);
             }
         }
+        *kind = if is_planes { PLANES } else { PLAIN };
         if bytes.is_some() {
             self.state.offer(src);
         }
@@ -164,7 +175,7 @@ impl Compressor {
             CompressorState::Lz4(state) => state.memory_bytes(),
             CompressorState::Zstd(state) | CompressorState::ZstdDictionary(state, _) => state.memory_bytes(),
         };
-        state_bytes + self.planes.len()
+        state_bytes + self.planes.len() + self.tried.len()
     }
 }
 

@@ -24,10 +24,8 @@ pub unsafe trait SharedWords: 'static {}
 mod words {
     use super::SharedWords;
     use foliomem_types::counters::Counters;
-    use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+    use std::sync::atomic::{AtomicU32, AtomicU64};
 
-    // SAFETY: the type is an atomic integer.
-    unsafe impl SharedWords for AtomicU16 {}
     // SAFETY: the type is an atomic integer.
     unsafe impl SharedWords for AtomicU32 {}
     // SAFETY: the type is an atomic integer.

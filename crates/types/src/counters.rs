@@ -337,6 +337,8 @@ counters! {
         failed_writes: count,
         /// Times the swap file was full.
         full: count,
+        /// Pieces of which the shared store had the bytes already, from a relative.
+        joined: count,
     }
 }
 

@@ -58,7 +58,7 @@ impl<P: Ports> Engine<P> {
     }
 
     /// Returns what this pass has saved to the system, unless the program may soon need room.
-    fn release_saved(&self) {
+    pub(super) fn release_saved(&self) {
         if self.room().is_high() && self.saved_in_pass_bytes.swap(0, Relaxed) > 0 {
             self.compact_store(u32::MAX);
             self.shrink(0, u32::MAX);

@@ -42,16 +42,21 @@ impl<P: Ports> Engine<P> {
         if self.config.backing.is_some() { MAX_FILE_PIECE_ORDER } else { MAX_ORDER }
     }
 
+    /// Returns whether pieces in the swap file take none of the limit: it is no shared store.
+    fn has_file_outside(&self) -> bool {
+        self.config.backing.is_some() && self.ports.shared_store().is_none()
+    }
+
     /// Returns whether there is a swap file that was neither full nor failed recently.
     pub(super) fn can_write_out(&self) -> bool {
-        self.config.backing.is_some() && self.file_pause.load(Relaxed) == 0
+        self.has_file_outside() && self.file_pause.load(Relaxed) == 0
     }
 
     /// Returns whether pieces should go from the store to the file: the store takes more than its
     /// share, or everything beyond the protected minimum. Pages of an unfinished write count as
     /// gone.
     pub(super) fn store_presses(&self, writing: &Writing<'_, P>) -> bool {
-        if self.config.backing.is_none() {
+        if !self.has_file_outside() {
             return false;
         }
         let held = self.store.held_frames().saturating_sub(writing.pages());

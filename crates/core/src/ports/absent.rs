@@ -1,6 +1,8 @@
 //! The type of an optional port that does not exist.
 
-use super::{Corrupted, Marks, MoveError, NotWritten, Recompressed, Recompressor, SharedPages, SwapDevice};
+use super::{
+    Corrupted, Marks, MoveError, NotWritten, Offer, Recompressed, Recompressor, SharedPages, SharedStore, SwapDevice,
+};
 use crate::page_table::Entries;
 use crate::run_tokens::RunMut;
 use crate::store::{FilePlace, Piece, PlaceMut, Seal, WriteBatch};
@@ -94,7 +96,25 @@ impl<W> SwapDevice<W> for Absent {
         match *self {}
     }
 
-    fn is_sole_holder(&self, _cluster: ClusterNumber) -> bool {
+    fn fence(&self, _cluster: ClusterNumber) -> bool {
+        match *self {}
+    }
+
+    fn join(&self, _cluster: ClusterNumber, _generation: u64) -> bool {
+        match *self {}
+    }
+}
+
+impl<W> SharedStore<W> for Absent {
+    fn offer(&self, _piece: &Piece<'_>) -> Option<Offer> {
+        match *self {}
+    }
+
+    fn is_equal(&self, _worker: &mut W, _piece: &Piece<'_>, _place: &FilePlace) -> bool {
+        match *self {}
+    }
+
+    fn publish(&self, _piece: &Piece<'_>, _place: &FilePlace) {
         match *self {}
     }
 }

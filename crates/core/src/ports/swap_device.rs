@@ -40,10 +40,15 @@ pub trait SwapDevice<W>: Shared {
     /// took it.
     fn discard(&self, cluster: ClusterNumber) -> bool;
     /// Makes this process a holder of a cluster unless the cluster has one. Returns whether it did.
-    /// This method and the next two are called under the store's locks and do not block.
+    /// This method and the next three are called under the store's locks and do not block.
     fn claim(&self, cluster: ClusterNumber) -> bool;
     /// Ends this process's hold on the cluster.
     fn release(&self, cluster: ClusterNumber);
-    /// Returns whether this process is the only holder of a cluster that it holds.
-    fn is_sole_holder(&self, cluster: ClusterNumber) -> bool;
+    /// Returns whether this process is the only holder of a cluster that it holds. If so, no other
+    /// process can [`SwapDevice::join`] the cluster any more by its present generation.
+    fn fence(&self, cluster: ClusterNumber) -> bool;
+    /// Makes this process a holder of a cluster that has holders, if its generation is
+    /// `generation` still. Returns whether this process is a holder, and the generation is that
+    /// one. The generation of a cluster rises with each claim and each fence.
+    fn join(&self, cluster: ClusterNumber, generation: u64) -> bool;
 }

@@ -16,7 +16,7 @@
 
 use super::file_slots::{FileSlots, PIECE_ALIGN_BYTES};
 use super::pieces::PieceRef;
-use super::word::{Location, RecordId};
+use super::word::{Location, Mark, RecordId};
 use super::{Piece, PieceId, Pinned, RunSource, Store};
 use crate::cluster::SwapClusters;
 use crate::sparse::SparseTable;
@@ -66,6 +66,7 @@ impl FilePlace {
         (self.offset_bytes + self.len_bytes).div_ceil(PAGE_BYTES as u32)
     }
 
+    /// Returns the numbers of these slots.
     const fn slot_numbers(&self) -> Range<u32> {
         self.first.0..self.first.0 + self.slots()
     }
@@ -153,6 +154,40 @@ pub enum NoBatch {
     Empty,
     /// The file is full.
     Full,
+}
+
+/// The pieces that may be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// Any.
+    All,
+    /// Those that the slower codec was tried on: they keep their bytes.
+    Tried,
+}
+
+/// Pieces for a batch that has no slots yet.
+#[must_use = "its pieces are pinned"]
+#[derive(Debug, Default)]
+pub struct BatchPieces<'a> {
+    pieces: Vec<(Pinned<'a>, u32)>,
+    end_bytes: u32,
+}
+
+impl<'a> BatchPieces<'a> {
+    /// Adds a piece.
+    ///
+    /// # Errors
+    /// The batch is full; the error is the piece.
+    pub fn push(&mut self, pinned: Pinned<'a>) -> Result<(), Pinned<'a>> {
+        let start_bytes = aligned(self.end_bytes);
+        let next_end = start_bytes + pinned.piece.place.len_bytes();
+        if !self.pieces.is_empty() && next_end > BATCH_BYTES {
+            return Err(pinned);
+        }
+        self.pieces.push((pinned, start_bytes));
+        self.end_bytes = next_end;
+        Ok(())
+    }
 }
 
 /// A batch of pieces to write to the swap file, into contiguous slots. The pieces stay in memory
@@ -283,27 +318,30 @@ impl Store {
         self.backing.iter().for_each(|backing| backing.ages.lock().push_front((id, checksum as u32)));
     }
 
-    /// Removes the oldest piece in memory from the queue and pins it.
-    fn take_oldest(&self, runs: &dyn RunSource, backing: &Backing) -> Option<Pinned<'_>> {
+    /// Removes the oldest piece in memory from the queue and pins it, if it is one of `which`.
+    pub fn take_oldest(&self, runs: &dyn RunSource, which: Which) -> Option<Pinned<'_>> {
+        let backing = self.backing.as_ref()?;
         loop {
             let (id, stamp) = backing.ages.lock().pop_front()?;
             let at = self.pieces.at(id);
             let Some((word, extra)) = at.try_pin() else { continue };
             let is_meant = word.is_sealed() && word.location().is_in_memory() && extra as u32 == stamp;
-            if is_meant && word.granule() <= MAX_FILE_PIECE_ORDER {
-                return Some(self.pinned(at, word, extra));
+            if !is_meant || word.granule() > MAX_FILE_PIECE_ORDER {
+                self.unpin_at(runs, at);
+                continue;
             }
-            self.unpin_at(runs, at);
+            let pinned = self.pinned(at, word, extra);
+            if which == Which::Tried && !matches!(word.mark(), Mark::Settled | Mark::Recompressed) {
+                self.put_back(runs, std::iter::once(pinned));
+                return None;
+            }
+            return Some(pinned);
         }
     }
 
     /// Unpins pieces that stay in memory, and queues them as the oldest again.
-    fn put_back<'a>(
-        &self,
-        runs: &dyn RunSource,
-        backing: &Backing,
-        pieces: impl DoubleEndedIterator<Item = Pinned<'a>>,
-    ) {
+    pub fn put_back<'a>(&self, runs: &dyn RunSource, pieces: impl DoubleEndedIterator<Item = Pinned<'a>>) {
+        let backing = self.backing();
         for pinned in pieces.rev() {
             backing.ages.lock().push_front((pinned.id(), pinned.piece.checksum as u32));
             self.unpin(runs, pinned);
@@ -315,33 +353,42 @@ impl Store {
     /// # Errors
     /// There are no pieces, or no slots.
     pub fn begin_write_back(&self, runs: &dyn RunSource, cpu: CpuNumber) -> Result<WriteBatch<'_>, NoBatch> {
-        let backing = self.backing.as_ref().ok_or(NoBatch::Empty)?;
-        let mut pieces: Vec<(Pinned<'_>, u32)> = Vec::new();
-        let mut end_bytes = 0;
-        while let Some(pinned) = self.take_oldest(runs, backing) {
-            let start_bytes = aligned(end_bytes);
-            let next_end = start_bytes + pinned.piece.place.len_bytes();
-            if !pieces.is_empty() && next_end > BATCH_BYTES {
-                self.put_back(runs, backing, std::iter::once(pinned));
+        let mut pieces = BatchPieces::default();
+        while let Some(pinned) = self.take_oldest(runs, Which::All) {
+            if let Err(pinned) = pieces.push(pinned) {
+                self.put_back(runs, std::iter::once(pinned));
                 break;
             }
-            pieces.push((pinned, start_bytes));
-            end_bytes = next_end;
         }
-        // If no long run of slots is free, fewer pieces go into a shorter one.
+        self.place_batch(runs, cpu, pieces)
+    }
+
+    /// Allocates slots for pieces. If no long run of slots is free, fewer pieces go into a shorter
+    /// one, and the others stay in memory.
+    ///
+    /// # Errors
+    /// There are no pieces, or no slots.
+    pub fn place_batch<'a>(
+        &'a self,
+        runs: &dyn RunSource,
+        cpu: CpuNumber,
+        batch: BatchPieces<'a>,
+    ) -> Result<WriteBatch<'a>, NoBatch> {
+        let mut pieces = batch.pieces;
         while let Some((last, start_bytes)) = pieces.last() {
             let slots = (start_bytes + last.piece.place.len_bytes()).div_ceil(PAGE_BYTES as u32);
             let order =
                 Order::new(slots.next_power_of_two().trailing_zeros() as u8).filter(|&order| order <= MAX_ORDER);
             let Some(order) = order else { unreachable!("a batch fits a cluster") };
+            let backing = self.backing();
             if let Some(first) = backing.slots.alloc(runs, cpu, order) {
-                backing.slots.drop_piece(runs, first.0 + slots..first.0 + order.pages());
+                backing.slots.give_back(runs, first.0 + slots..first.0 + order.pages());
                 return Ok(WriteBatch { pieces, first, slots });
             }
             let shorter_bytes = order.bytes() as u32 / 2;
             let fitting =
                 pieces.partition_point(|(pinned, start)| start + pinned.piece.place.len_bytes() <= shorter_bytes);
-            self.put_back(runs, backing, pieces.drain(fitting..).map(|(pinned, _)| pinned));
+            self.put_back(runs, pieces.drain(fitting..).map(|(pinned, _)| pinned));
             if pieces.is_empty() {
                 return Err(NoBatch::Full);
             }
@@ -359,30 +406,63 @@ impl Store {
             batch.pieces().zip(seals).map(|((piece, start), &seal)| batch.place(piece, start, seal)).collect();
         let mut moved_bytes = 0;
         for ((pinned, _), place) in batch.pieces.into_iter().zip(&places) {
-            let from = pinned.at.load().location();
             backing.slots.add_piece(place.slot_numbers());
-            let record = backing.new_record(place);
-            let Some(word) = pinned.at.switch(Location::in_file(record)) else {
-                self.free_record(runs, record);
-                self.put_back(runs, backing, std::iter::once(pinned));
-                continue;
-            };
-            if word.raw() {
-                self.gauges.raw_pages.fetch_sub(u64::from(word.references()), Relaxed);
-            }
-            self.gauges.compressed_bytes.fetch_sub(u64::from(place.len_bytes), Relaxed);
-            self.vacate(runs, from);
-            moved_bytes += u64::from(place.len_bytes);
+            moved_bytes += self.switch_to_file(runs, pinned, place);
         }
         backing.slots.drop_piece(runs, first.0..first.0 + slots);
         moved_bytes
+    }
+
+    /// Switches a pinned piece to `place`, whose slots count it already. If another thread pins it
+    /// at this moment, it stays in memory, and the slots count it no more. Returns the bytes that
+    /// this frees.
+    fn switch_to_file(&self, runs: &dyn RunSource, pinned: Pinned<'_>, place: &FilePlace) -> u64 {
+        let from = pinned.at.load().location();
+        let record = self.backing().new_record(place);
+        let Some(word) = pinned.at.switch(Location::in_file(record)) else {
+            self.free_record(runs, record);
+            self.put_back(runs, std::iter::once(pinned));
+            return 0;
+        };
+        if word.raw() {
+            self.gauges.raw_pages.fetch_sub(u64::from(word.references()), Relaxed);
+        }
+        self.gauges.compressed_bytes.fetch_sub(u64::from(place.len_bytes), Relaxed);
+        self.vacate(runs, from);
+        u64::from(place.len_bytes)
+    }
+
+    /// Switches a pinned piece to `place`, where a process of the run has published equal bytes
+    /// while the cluster had `generation`: if it may, and `is_equal` says that the bytes there are
+    /// the piece's. Returns the bytes that this frees, or the piece if it stays as it is.
+    ///
+    /// # Errors
+    /// The place is in use for something else by now, or its bytes differ.
+    pub fn join<'a>(
+        &self,
+        runs: &dyn RunSource,
+        pinned: Pinned<'a>,
+        place: &FilePlace,
+        generation: u64,
+        is_equal: impl FnOnce(&Piece<'_>) -> bool,
+    ) -> Result<u64, Pinned<'a>> {
+        let slots = &self.backing().slots;
+        if place.len_bytes != pinned.piece.place.len_bytes() || !slots.join(runs, place.slot_numbers(), generation) {
+            return Err(pinned);
+        }
+        // From here on nobody overwrites the slots.
+        if !is_equal(pinned.piece()) {
+            slots.drop_piece(runs, place.slot_numbers());
+            return Err(pinned);
+        }
+        Ok(self.switch_to_file(runs, pinned, place))
     }
 
     /// Drops a batch that could not be written: its pieces stay in memory.
     pub fn abandon_write_back(&self, runs: &dyn RunSource, batch: WriteBatch<'_>) {
         let backing = self.backing();
         let WriteBatch { pieces, first, slots } = batch;
-        self.put_back(runs, backing, pieces.into_iter().map(|(pinned, _)| pinned));
+        self.put_back(runs, pieces.into_iter().map(|(pinned, _)| pinned));
         backing.slots.drop_piece(runs, first.0..first.0 + slots);
     }
 

@@ -29,12 +29,19 @@
 //! The allocator, which knows nothing of other processes, sees a dead slot as used. A dead slot
 //! counts no piece.
 //!
+//! In a shared store ([`crate::ports::SharedStore`]) a process may *join* a cluster that another
+//! one holds, for slots that it has not written. If it has no slots of its own there, it counts its
+//! pieces in a table apart, of which the allocator knows nothing: such a cluster stays `Not` or
+//! `Withheld`. Whoever holds a cluster alone *fences* it before it uses a freed slot again: nobody
+//! joins by what was published before. If others have joined meanwhile, the cluster is lent.
+//!
 //! Locks: one lock protects everything here. The locks of the cluster allocator are taken under it.
 
 use super::RunSource;
 use crate::cluster::{NoSlots, PendingDiscard, SwapClusters};
 use crate::sync::{Mutex, ranks};
 use foliomem_types::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The CPU number of frees. One lock serialises all calls, so it does not matter.
@@ -70,15 +77,103 @@ type PiecesBySlot = [u8; CLUSTER_SLOTS as usize];
 
 impl Cluster {
     fn pieces(&mut self) -> &mut PiecesBySlot {
-        self.pieces.get_or_insert_with(|| Box::new([0; CLUSTER_SLOTS as usize]))
+        self.pieces.get_or_insert_with(empty_table)
     }
+}
+
+fn empty_table() -> Box<PiecesBySlot> {
+    Box::new([0; CLUSTER_SLOTS as usize])
 }
 
 #[derive(Debug)]
 struct Space {
     clusters: Vec<Cluster>,
+    /// Slots of clusters of others, without any of this process's own.
+    joined: BTreeMap<ClusterNumber, Joined>,
     live_slots: u32,
     tables: usize,
+}
+
+/// A cluster that this process holds only for pieces of other processes.
+#[derive(Debug)]
+struct Joined {
+    /// Number of slots with pieces.
+    live_slots: u16,
+    /// The number of pieces in each slot.
+    pieces: Box<PiecesBySlot>,
+}
+
+impl Default for Joined {
+    fn default() -> Joined {
+        Joined { live_slots: 0, pieces: empty_table() }
+    }
+}
+
+impl Space {
+    /// Returns whether this process has pieces in slots of its own in the cluster.
+    fn has_own(&self, cluster: ClusterNumber) -> bool {
+        matches!(self.clusters[cluster.0 as usize].holding, Holding::Owned | Holding::Lent | Holding::Borrowed)
+    }
+
+    /// Returns whether one more piece, of another process, can be counted in a slot.
+    fn can_join(&self, slot: Slot) -> bool {
+        let (number, at) = indices(slot);
+        let cluster = &self.clusters[number];
+        let pieces = if self.has_own(slot.cluster()) {
+            // This process may use a slot that is free in its allocator at any time.
+            cluster.pieces.as_ref().map(|pieces| pieces[at]).filter(|&pieces| pieces > 0)
+        } else {
+            let joined = self.joined.get(&slot.cluster());
+            (cluster.holding != Holding::Emptied).then(|| joined.map_or(0, |joined| joined.pieces[at]))
+        };
+        pieces.is_some_and(|pieces| pieces == DEAD || pieces < DEAD - 1)
+    }
+
+    /// Counts one more piece, of another process, in a slot of a cluster that this process holds.
+    fn count_joined(&mut self, slot: Slot) {
+        let (number, at) = indices(slot);
+        let (pieces, live_slots) = if self.has_own(slot.cluster()) {
+            let cluster = &mut self.clusters[number];
+            (cluster.pieces.get_or_insert_with(empty_table), &mut cluster.live_slots)
+        } else {
+            let joined = self.joined.entry(slot.cluster()).or_default();
+            (&mut joined.pieces, &mut joined.live_slots)
+        };
+        let is_first = matches!(pieces[at], 0 | DEAD);
+        pieces[at] = if is_first { 1 } else { pieces[at] + 1 };
+        *live_slots += u16::from(is_first);
+        self.live_slots += u32::from(is_first);
+    }
+
+    /// Counts one piece less in a slot. Returns whether that was its last one.
+    fn drop_one(&mut self, slot: Slot) -> bool {
+        let pieces = self.pieces_mut(slot);
+        debug_assert!(*pieces > 0 && *pieces < DEAD, "{slot:?} has {pieces} pieces");
+        *pieces -= 1;
+        let is_free = *pieces == 0;
+        self.live_slots -= u32::from(is_free);
+        is_free
+    }
+
+    /// Ends the hold on a joined cluster if the slot in which the last piece was dropped was its
+    /// last one.
+    fn drop_joined(&mut self, source: &dyn RunSource, cluster: ClusterNumber) {
+        let Some(joined) = self.joined.get_mut(&cluster) else { return };
+        joined.live_slots -= 1;
+        if joined.live_slots == 0 {
+            self.joined.remove(&cluster);
+            source.release_cluster(cluster);
+        }
+    }
+
+    /// Returns the number of pieces in a slot in use, or [`DEAD`].
+    fn pieces_mut(&mut self, slot: Slot) -> &mut u8 {
+        let (number, at) = indices(slot);
+        match self.joined.get_mut(&slot.cluster()) {
+            Some(joined) => &mut joined.pieces[at],
+            None => &mut self.clusters[number].pieces()[at],
+        }
+    }
 }
 
 /// The slots of the swap file, as this process uses them.
@@ -104,7 +199,11 @@ impl FileSlots {
     pub(super) fn new(slots: SwapClusters) -> FileSlots {
         let clusters = vec![Cluster::default(); (slots.slots() / CLUSTER_SLOTS) as usize];
         let wants_discard = slots.wants_discard();
-        FileSlots { slots, wants_discard, space: Mutex::new(Space { clusters, live_slots: 0, tables: 0 }) }
+        FileSlots {
+            slots,
+            wants_discard,
+            space: Mutex::new(Space { clusters, joined: BTreeMap::new(), live_slots: 0, tables: 0 }),
+        }
     }
 
     /// Allocates 2^order contiguous, naturally aligned slots. Each counts one piece: the caller's.
@@ -151,7 +250,7 @@ impl FileSlots {
         for (number, cluster) in space.clusters.iter_mut().enumerate() {
             let number = ClusterNumber(number as u32);
             cluster.holding = match cluster.holding {
-                Holding::Lent | Holding::Borrowed if source.is_sole_holder(number) => Holding::Owned,
+                Holding::Lent | Holding::Borrowed if source.fence_cluster(number) => Holding::Owned,
                 Holding::Withheld if source.claim_cluster(number) => {
                     if !self.wants_discard {
                         // The next allocation from the cluster claims it again.
@@ -209,45 +308,84 @@ impl FileSlots {
     pub(super) fn add_piece(&self, slots: Range<u32>) {
         let mut space = self.space.lock();
         for slot in slots {
-            let (number, at) = indices(Slot(slot));
-            let pieces = &mut space.clusters[number].pieces()[at];
+            let pieces = space.pieces_mut(Slot(slot));
             debug_assert!(*pieces > 0 && *pieces < DEAD - 1, "slot {slot} has {pieces} pieces");
             *pieces += 1;
         }
     }
 
+    /// Counts one more piece in each of `slots`, whose content a process published when their
+    /// cluster had `generation`. Returns whether they have that content still, and keep it as long
+    /// as this process counts pieces there.
+    pub(super) fn join(&self, source: &dyn RunSource, slots: Range<u32>, generation: u64) -> bool {
+        let mut space = self.space.lock();
+        let cluster = Slot(slots.start).cluster();
+        let is_in_file = (cluster.0 as usize) < space.clusters.len();
+        if !is_in_file || slots.is_empty() || Slot(slots.end - 1).cluster() != cluster {
+            return false;
+        }
+        let can_count = slots.clone().all(|slot| space.can_join(Slot(slot)));
+        if !can_count || !source.join_cluster(cluster, generation) {
+            return false;
+        }
+        for slot in slots {
+            space.count_joined(Slot(slot));
+        }
+        true
+    }
+
     /// Counts one piece less in each of `slots`.
     pub(super) fn drop_piece(&self, source: &dyn RunSource, slots: Range<u32>) {
         let mut space = self.space.lock();
-        for slot in slots {
-            let (number, at) = indices(Slot(slot));
-            let cluster = &mut space.clusters[number];
-            let holding = cluster.holding;
-            let pieces = &mut cluster.pieces()[at];
-            debug_assert!(*pieces > 0 && *pieces < DEAD, "slot {slot} has {pieces} pieces");
-            *pieces -= 1;
-            if *pieces > 0 {
+        for slot in slots.map(Slot) {
+            if !space.drop_one(slot) {
                 continue;
             }
-            if holding == Holding::Owned {
-                self.slots.free(FREER, Slot(slot), 1);
-            } else {
-                *pieces = DEAD;
+            if space.joined.contains_key(&slot.cluster()) {
+                space.drop_joined(source, slot.cluster());
+                continue;
             }
-            cluster.live_slots -= 1;
-            let is_empty = cluster.live_slots == 0;
-            if is_empty {
-                // The slots that the allocator counts as used are the dead ones; an owned cluster
-                // has none.
-                cluster.holding = if holding == Holding::Owned { self.emptied() } else { Holding::Withheld };
-                let is_held = cluster.holding == Holding::Emptied;
-                let freed_table = holding == Holding::Owned && cluster.pieces.take().is_some();
-                space.tables -= usize::from(freed_table);
-                if !is_held {
-                    source.release_cluster(Slot(slot).cluster());
-                }
+            let cluster = &mut space.clusters[indices(slot).0];
+            if cluster.holding == Holding::Owned && !source.fence_cluster(slot.cluster()) {
+                // Another process has joined.
+                cluster.holding = Holding::Lent;
             }
-            space.live_slots -= 1;
+            self.free_own(&mut space, source, slot);
+        }
+    }
+
+    /// Gives back `slots`, which [`FileSlots::alloc`] has just returned, unwritten. They need no
+    /// fence: nobody can have published what they have.
+    pub(super) fn give_back(&self, source: &dyn RunSource, slots: Range<u32>) {
+        let mut space = self.space.lock();
+        for slot in slots.map(Slot) {
+            let is_free = space.drop_one(slot);
+            debug_assert!(is_free, "{slot:?} was allocated just now");
+            self.free_own(&mut space, source, slot);
+        }
+    }
+
+    /// Frees a slot of this process's own, in which the last piece was dropped.
+    fn free_own(&self, space: &mut Space, source: &dyn RunSource, slot: Slot) {
+        let (number, at) = indices(slot);
+        let cluster = &mut space.clusters[number];
+        let is_owned = cluster.holding == Holding::Owned;
+        if is_owned {
+            self.slots.free(FREER, slot, 1);
+        } else {
+            cluster.pieces()[at] = DEAD;
+        }
+        cluster.live_slots -= 1;
+        if cluster.live_slots == 0 {
+            // The slots that the allocator counts as used are the dead ones; an owned cluster has
+            // none.
+            cluster.holding = if is_owned { self.emptied() } else { Holding::Withheld };
+            let is_held = cluster.holding == Holding::Emptied;
+            let freed_table = is_owned && cluster.pieces.take().is_some();
+            space.tables -= usize::from(freed_table);
+            if !is_held {
+                source.release_cluster(slot.cluster());
+            }
         }
     }
 
@@ -277,7 +415,7 @@ impl FileSlots {
 
     pub(super) fn metadata_bytes(&self) -> usize {
         let space = self.space.lock();
-        size_of_val(&*space.clusters) + space.tables * size_of::<PiecesBySlot>()
+        size_of_val(&*space.clusters) + (space.tables + space.joined.len()) * size_of::<PiecesBySlot>()
     }
 
     /// Checks everything. `pieces_in` has the number of pieces of each slot with pieces.
@@ -290,7 +428,8 @@ impl FileSlots {
             let mut live_here = 0;
             for (at, &pieces) in cluster.pieces.iter().flat_map(|pieces| pieces.iter().enumerate()) {
                 let slot = ClusterNumber(number as u32).slots().start.0 + at as u32;
-                let expected = pieces_in.get(&slot).copied().unwrap_or(0);
+                let is_joined = space.joined.contains_key(&ClusterNumber(number as u32));
+                let expected = if is_joined { 0 } else { pieces_in.get(&slot).copied().unwrap_or(0) };
                 assert_eq!(if pieces == DEAD { 0 } else { pieces }, expected, "pieces in slot {slot} of the file");
                 live_here += u32::from(expected > 0);
                 dead += u32::from(pieces == DEAD);
@@ -301,9 +440,21 @@ impl FileSlots {
             assert_eq!(has_live, live_here > 0, "cluster {number} is {:?}", cluster.holding);
             live += live_here;
         }
+        let own = live;
+        for (number, joined) in &space.joined {
+            assert!(!space.has_own(*number), "{number:?} has slots of two kinds");
+            let slots = number.slots().start.0..number.slots().end.0;
+            let live_here = slots.clone().zip(*joined.pieces).filter(|&(slot, pieces)| {
+                assert_eq!(pieces, pieces_in.get(&slot).copied().unwrap_or(0), "pieces in joined slot {slot}");
+                pieces > 0
+            });
+            let live_here = live_here.count();
+            assert!(live_here > 0 && live_here == usize::from(joined.live_slots), "slots with pieces in {number:?}");
+            live += live_here as u32;
+        }
         assert_eq!(live, space.live_slots, "slots with pieces");
         assert_eq!(live, pieces_in.len() as u32, "slots of records");
-        assert_eq!(live + dead, self.slots.used_slots(), "slots that the allocator counts as used");
+        assert_eq!(own + dead, self.slots.used_slots(), "slots that the allocator counts as used");
         assert_eq!(tables, space.tables, "tables of slots");
     }
 }
@@ -322,11 +473,22 @@ mod tests {
     /// A lock of the tests, outside the lock order.
     type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
 
-    /// The clusters that this process and all others hold.
+    /// The clusters that this process and all others hold, and the generation of each.
     #[derive(Default)]
     struct Others {
         ours: Mutex<BTreeSet<ClusterNumber>>,
         theirs: Mutex<BTreeSet<ClusterNumber>>,
+        generations: Mutex<BTreeMap<ClusterNumber, u64>>,
+    }
+
+    impl Others {
+        fn generation(&self, cluster: ClusterNumber) -> u64 {
+            self.generations.lock().get(&cluster).copied().unwrap_or(0)
+        }
+
+        fn begin_generation(&self, cluster: ClusterNumber) {
+            *self.generations.lock().entry(cluster).or_default() += 1;
+        }
     }
 
     impl RunSource for Others {
@@ -337,16 +499,33 @@ mod tests {
         fn free_run(&self, _run: FrameRun) {}
 
         fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
-            let is_theirs = self.theirs.lock().contains(&cluster);
-            !is_theirs && self.ours.lock().insert(cluster)
+            let is_claimed = !self.theirs.lock().contains(&cluster) && self.ours.lock().insert(cluster);
+            if is_claimed {
+                self.begin_generation(cluster);
+            }
+            is_claimed
         }
 
         fn release_cluster(&self, cluster: ClusterNumber) {
             assert!(self.ours.lock().remove(&cluster), "{cluster:?} is not held");
         }
 
-        fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
-            !self.theirs.lock().contains(&cluster)
+        fn fence_cluster(&self, cluster: ClusterNumber) -> bool {
+            assert!(self.ours.lock().contains(&cluster), "{cluster:?} is not held");
+            let is_sole = !self.theirs.lock().contains(&cluster);
+            if is_sole {
+                self.begin_generation(cluster);
+            }
+            is_sole
+        }
+
+        fn join_cluster(&self, cluster: ClusterNumber, generation: u64) -> bool {
+            let is_held = self.ours.lock().contains(&cluster) || self.theirs.lock().contains(&cluster);
+            let joins = is_held && self.generation(cluster) == generation;
+            joins && {
+                self.ours.lock().insert(cluster);
+                true
+            }
         }
     }
 
@@ -355,9 +534,17 @@ mod tests {
         Alloc(u8),
         Share(prop::sample::Index),
         Drop(prop::sample::Index),
-        Fork { child: bool },
+        Fork {
+            child: bool,
+        },
         OthersClaim(ClusterNumber),
         OthersGo(ClusterNumber),
+        /// Another process publishes slots of a cluster that it holds.
+        OthersPublish(ClusterNumber, u32),
+        /// Another process joins slots that this one has written.
+        OthersJoin(prop::sample::Index),
+        /// This process joins published slots.
+        Join(prop::sample::Index),
         Discard,
     }
 
@@ -373,6 +560,9 @@ mod tests {
             1 => any::<bool>().prop_map(|child| Step::Fork { child }),
             1 => cluster().prop_map(Step::OthersClaim),
             2 => cluster().prop_map(Step::OthersGo),
+            2 => (cluster(), 0..CLUSTER_SLOTS - 1).prop_map(|(cluster, at)| Step::OthersPublish(cluster, at)),
+            2 => any::<prop::sample::Index>().prop_map(Step::OthersJoin),
+            3 => any::<prop::sample::Index>().prop_map(Step::Join),
             2 => Just(Step::Discard),
         ]
     }
@@ -391,6 +581,8 @@ mod tests {
             // Slots that the other side of a fork may need as long as it holds their cluster.
             let mut needed: BTreeSet<u32> = BTreeSet::new();
             let mut live: Vec<Range<u32>> = Vec::new();
+            // What processes have published: the slots, and the generation of their cluster.
+            let mut published: Vec<(Range<u32>, u64)> = Vec::new();
             for step in steps {
                 match step {
                     Step::Alloc(order) => {
@@ -399,6 +591,13 @@ mod tests {
                             let range = first.0..first.0 + order.pages();
                             prop_assert!(range.clone().all(|slot| !needed.contains(&slot)), "{range:?} is needed");
                             prop_assert!(others.ours.lock().contains(&first.cluster()));
+                            prop_assert!(!live.iter().any(|other| other.start < range.end && range.start < other.end));
+                            // A process that joined by what was published there before would read
+                            // what is written now.
+                            let generation = others.generation(first.cluster());
+                            let overlaps = |(other, its): &(Range<u32>, u64)| *its == generation && other.start < range.end && range.start < other.end;
+                            prop_assert!(!published.iter().any(overlaps), "{range:?} is published");
+                            published.push((range.clone(), generation));
                             live.push(range);
                         }
                     }
@@ -413,7 +612,28 @@ mod tests {
                         let range = live.swap_remove(index.index(live.len()));
                         file.drop_piece(&others, range);
                     }
-                    Step::Share(_) | Step::Drop(_) => {}
+                    Step::OthersPublish(cluster, at) => {
+                        // The others write only to clusters that are theirs alone.
+                        let first = cluster.slots().start.0 + at;
+                        if others.theirs.lock().contains(&cluster) && !others.ours.lock().contains(&cluster) {
+                            others.begin_generation(cluster);
+                            published.push((first..first + 2, others.generation(cluster)));
+                        }
+                    }
+                    Step::OthersJoin(index) if !live.is_empty() => {
+                        let range = live[index.index(live.len())].clone();
+                        others.theirs.lock().insert(Slot(range.start).cluster());
+                        needed.extend(range);
+                    }
+                    Step::Join(index) if !published.is_empty() => {
+                        let (range, generation) = published[index.index(published.len())].clone();
+                        let is_current = others.generation(Slot(range.start).cluster()) == generation;
+                        if live.iter().filter(|&other| *other == range).count() < 100 && file.join(&others, range.clone(), generation) {
+                            prop_assert!(is_current, "{range:?} may have other content");
+                            live.push(range);
+                        }
+                    }
+                    Step::Share(_) | Step::Drop(_) | Step::OthersJoin(_) | Step::Join(_) => {}
                     Step::Fork { child } => {
                         file.lend();
                         needed.extend(live.iter().cloned().flatten());

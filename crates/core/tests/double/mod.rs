@@ -3,18 +3,22 @@
 //! that refuse moves, pages shared by a fork, a small budget, a swap file that fails or belongs to
 //! others.
 
+mod swap_file;
+
 use foliomem_core::engine::{Engine, Resumed};
 use foliomem_core::page_table::Entries;
 use foliomem_core::ports::{
-    AddressSpace, Arena, Budget, Clock, Compressed, Corrupted, MAX_WRITES, Mapping, Marks, MoveError, NotWritten,
-    Pieces, Ports, Recompressed, Recompressor, SharedPages, Stopped, SwapDevice,
+    AddressSpace, Arena, Budget, Clock, Compressed, Corrupted, Mapping, Marks, MoveError,
+    Offer, Pieces, Ports, Recompressed, Recompressor, SharedPages, Stopped,
 };
 use foliomem_core::run_tokens::{RunMut, RunRef};
-use foliomem_core::store::{FilePlace, Fragment, FragmentMut, FragmentRef, Piece, Place, PlaceMut, Seal, WriteBatch};
+use foliomem_core::store::{Fragment, FragmentMut, FragmentRef, Piece, Place, PlaceMut};
 use foliomem_core::sync::Mutex;
 use foliomem_types::counters::Counters;
 use foliomem_types::size_policy::{Advice, Disabled, SizePolicy};
-use foliomem_types::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, OrderSet, PageNumber, Slot};
+use foliomem_types::units::{
+    ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, OrderSet, PageNumber,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
@@ -116,9 +120,28 @@ pub struct State {
     pub clusters: BTreeSet<ClusterNumber>,
     /// The clusters that other processes hold, alone or together with this one.
     pub foreign_clusters: BTreeSet<ClusterNumber>,
+    /// The generations of clusters.
+    pub generations: BTreeMap<ClusterNumber, u64>,
+    /// Whether the swap file is a shared store.
+    pub is_shared_store: bool,
+    /// What this process has published, by checksum.
+    pub published: HashMap<u64, Offer>,
+    /// A cluster to which a relative alone writes, and its next slot: it has each piece that is
+    /// looked up there.
+    pub of_relative: Option<(ClusterNumber, u32)>,
+    /// Whether the relative has other content with the same checksum.
+    pub relative_differs: bool,
 }
 
 impl State {
+    pub fn generation(&self, cluster: ClusterNumber) -> u64 {
+        self.generations.get(&cluster).copied().unwrap_or(0)
+    }
+
+    pub fn begin_generation(&mut self, cluster: ClusterNumber) {
+        *self.generations.entry(cluster).or_default() += 1;
+    }
+
     /// Frees a page of the program, as the kernel does.
     pub fn drop_page(&mut self, page: u64) {
         self.marks.remove(&page);
@@ -269,6 +292,7 @@ impl Ports for Double {
     type Marks = Self;
     type SharedPages = Self;
     type SwapDevice = Self;
+    type SharedStore = Self;
 
     fn counters(&self) -> &Counters {
         &self.counters
@@ -308,6 +332,10 @@ impl Ports for Double {
 
     fn swap_device(&self) -> Option<&Self> {
         Some(self)
+    }
+
+    fn shared_store(&self) -> Option<&Self> {
+        self.state.lock().is_shared_store.then_some(self)
     }
 }
 
@@ -683,88 +711,6 @@ impl Recompressor<Worker> for Double {
 
     fn write(&self, worker: &mut Worker, place: PlaceMut<'_>) {
         self.state.lock().pieces.insert(Double::place_key(&place), worker.words.clone());
-    }
-}
-
-impl SwapDevice<Worker> for Double {
-    fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
-        let mut state = self.state.lock();
-        let slots = batch.first().0..batch.first().0 + batch.slots();
-        let cluster = Slot(slots.start).cluster();
-        assert!(state.clusters.contains(&cluster), "a write to {cluster:?}, which is not held");
-        assert!(worker.writes.len() < MAX_WRITES, "too many unfinished writes");
-        state.file_writes += 1;
-        // The old content is lost whatever the result of the write.
-        state.file.retain(|&(slot, _), _| !slots.contains(&slot));
-        let mut written = FilePieces::new();
-        for (piece, start_bytes) in batch.pieces() {
-            let nonce = state.file_writes << 32 | u64::from(start_bytes);
-            let seal = Seal { nonce, tag: [0; 2] };
-            seals.push(seal);
-            let place = batch.place(piece, start_bytes, seal);
-            assert!(place.first.0 + place.slots() <= slots.end, "{place:?} is outside of its batch");
-            let content = state.pieces[&Double::place_key(&piece.place)].clone();
-            written.insert((place.first.0, place.offset_bytes), (nonce, content));
-        }
-        worker.writes.push_back(written);
-        state.most_writes = state.most_writes.max(worker.writes.len());
-    }
-
-    fn finish_write(&self, worker: &mut Worker) -> Result<(), NotWritten> {
-        let mut state = self.state.lock();
-        let written = worker.writes.pop_front().expect("an unfinished write");
-        if state.failing_writes > 0 {
-            state.failing_writes -= 1;
-            return Err(NotWritten);
-        }
-        state.file.extend(written);
-        Ok(())
-    }
-
-    fn note_full(&self) {}
-
-    fn read(
-        &self,
-        worker: &mut Worker,
-        piece: &Piece<'_>,
-        place: &FilePlace,
-        skip_pages: u32,
-        into: RunMut<'_>,
-    ) -> Result<(), Corrupted> {
-        let mut state = self.state.lock();
-        if state.failing_reads > 0 {
-            state.failing_reads -= 1;
-            return Err(Corrupted);
-        }
-        let (nonce, content) = state.file[&(place.first.0, place.offset_bytes)].clone();
-        assert_eq!(nonce, place.seal.nonce, "{place:?} was overwritten");
-        assert_eq!(checksum(&content), piece.checksum);
-        worker.words = content;
-        worker.decode(piece);
-        for (frame, word) in frames(*into).zip(&worker.words[skip_pages as usize..]) {
-            *state.homes.get_mut(&frame).expect("a populated frame") = *word;
-        }
-        Ok(())
-    }
-
-    fn discard(&self, cluster: ClusterNumber) -> bool {
-        let mut state = self.state.lock();
-        assert!(state.clusters.contains(&cluster), "{cluster:?} is discarded but not held");
-        state.file.retain(|&(slot, _), _| Slot(slot).cluster() != cluster);
-        true
-    }
-
-    fn claim(&self, cluster: ClusterNumber) -> bool {
-        let mut state = self.state.lock();
-        !state.foreign_clusters.contains(&cluster) && state.clusters.insert(cluster)
-    }
-
-    fn release(&self, cluster: ClusterNumber) {
-        assert!(self.state.lock().clusters.remove(&cluster), "{cluster:?} is not held");
-    }
-
-    fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
-        !self.state.lock().foreign_clusters.contains(&cluster)
     }
 }
 

@@ -11,6 +11,7 @@ mod partially_mapped;
 #[path = "../../../../fuzz/replay.rs"]
 mod replay;
 mod room;
+mod shared_store;
 mod step;
 mod stored_pieces;
 mod swap_file;
@@ -42,6 +43,7 @@ proptest! {
         swap_clusters in prop_oneof![1u32..5, Just(64)],
         file_clusters in 0u32..8,
         discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
+        is_shared_store: bool,
         // Too small, just large enough for the content, or so large that runs never run short.
         arena_frames in prop_oneof![Just(700u32), Just(6145), Just(16385)],
         compaction in prop::sample::select(&Variant::ALL[..]),
@@ -58,6 +60,7 @@ proptest! {
         let config = EngineConfig { swap_slots, arena_frames, compaction, backing, ..config(granule) };
         let config = EngineConfig { swap_in, no_room, whole_out, keep_copies, make_ahead, ..config };
         let mut world = World::with(config, sizes, limit_pages);
+        world.engine.ports().state.lock().is_shared_store = is_shared_store && file_clusters > 0;
         world.map(0, 600);
         world.native_touch(0, 100, 3);
         for step in &steps {

@@ -95,6 +95,14 @@ pub enum Step {
         cluster: ClusterNumber,
     },
     OthersGo,
+    ShareStore {
+        steps: u32,
+    },
+    /// A relative writes to a cluster that it holds alone.
+    RelativeStores {
+        cluster: ClusterNumber,
+        differs: bool,
+    },
     Fork {
         child: bool,
     },
@@ -138,6 +146,10 @@ pub fn step() -> impl Strategy<Value = Step> {
         1 => (page, short).prop_map(|(start, pages)| Step::Refuse { start, pages }),
         1 => (1u32..200).prop_map(|pages| Step::Shrink { pages }),
         2 => (1u32..100).prop_map(|pages| Step::CompactStore { pages }),
+        3 => (1u32..20).prop_map(|steps| Step::ShareStore { steps }),
+        2 => (0u32..8, any::<bool>()).prop_map(|(cluster, differs)| {
+            Step::RelativeStores { cluster: ClusterNumber(cluster), differs }
+        }),
         3 => (1u32..60).prop_map(|steps| Step::Recompress { steps }),
         3 => (1u8..10).prop_map(|order| Step::Compact { order }),
         1 => (1u32..4).prop_map(|count| Step::FailWrites { count }),
@@ -204,18 +216,17 @@ impl World {
             Step::Recompress { steps } => (0..steps).for_each(|_| {
                 self.engine.recompress(&mut self.worker);
             }),
+            Step::ShareStore { steps } => (0..steps).for_each(|_| {
+                self.engine.share(&mut self.worker);
+            }),
+            Step::RelativeStores { cluster, differs } => self.relative_stores(cluster, differs),
             Step::DiscardFile => while self.engine.discard_one() {},
             Step::Compact { order } => {
                 self.engine.compact(Order::new(order).unwrap());
             }
             Step::FailWrites { count } => self.engine.ports().state.lock().failing_writes = count,
             Step::FailReads { count } => self.engine.ports().state.lock().failing_reads = count,
-            Step::OthersClaim { cluster } => {
-                let mut state = self.engine.ports().state.lock();
-                if !state.clusters.contains(&cluster) {
-                    state.foreign_clusters.insert(cluster);
-                }
-            }
+            Step::OthersClaim { cluster } => self.others_claim(cluster),
             Step::Sizes { policy } => self.engine.ports().state.lock().sizes = policy,
             Step::Advise { start, pages, advice } => {
                 let range = BASE + start..(BASE + start + pages).min(BASE + PAGES);
@@ -242,6 +253,23 @@ impl World {
         let mut state = self.engine.ports().state.lock();
         if state.program.contains_key(&(BASE + page)) {
             state.pinned.insert(BASE + page);
+        }
+    }
+
+    fn others_claim(&mut self, cluster: ClusterNumber) {
+        let mut state = self.engine.ports().state.lock();
+        if !state.clusters.contains(&cluster) {
+            state.foreign_clusters.insert(cluster);
+        }
+    }
+
+    /// Makes a relative claim a cluster, unless this process holds it.
+    fn relative_stores(&mut self, cluster: ClusterNumber, differs: bool) {
+        let mut state = self.engine.ports().state.lock();
+        if state.is_shared_store && !state.clusters.contains(&cluster) {
+            state.foreign_clusters.insert(cluster);
+            state.begin_generation(cluster);
+            (state.of_relative, state.relative_differs) = (Some((cluster, 0)), differs);
         }
     }
 

@@ -168,7 +168,8 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
             Ok(file) => swap_file = Some(file),
             Err(errno) if control.swap().is_news(Event::Open) => {
                 control.notice(format_args!(
-                    "a process cannot open the swap file: {}: it goes on without it",
+                    "a process cannot open the {}: {}: it goes on without it",
+                    control.swap().medium().file_name(),
                     ErrnoText(errno)
                 ));
             }

@@ -1,7 +1,7 @@
 //! Reclaimers: threads that compress memory from the low watermark up to the high one, so that
 //! faults rarely have to.
 //!
-//! Idle reclaimers compact, discard, and recompress. A reclaimer works inside the gate.
+//! Idle reclaimers compact, discard, recompress, and share. A reclaimer works inside the gate.
 //!
 //! Lock order: the gate, then the engine's locks. The lock of the page-out parts is a leaf.
 
@@ -14,12 +14,14 @@ use crate::companion::request_progress::{ColdResult, ColdStep, Progress, Request
 use crate::companion::workers::MAX_HANDLERS;
 use crate::ports::pieces::Worker;
 use crate::runtime::Runtime;
-use foliomem_core::engine::{ColdWriteBack, Recompression, Resumed};
+use foliomem_core::engine::{ColdWriteBack, Recompression, Resumed, Sharing};
 use foliomem_core::pacing::{self, Activity, BackgroundReclaim};
+use foliomem_core::ports::Ports;
 use foliomem_session::memory_request::{COLD_ROUNDS, Pending};
 use foliomem_sync::Mutex;
 use foliomem_sys::clock::{self, now_ns, timespec};
 use foliomem_sys::cpus::{self, Urgency, set_urgency};
+use foliomem_sys::identity;
 use foliomem_types::units::{MAX_ORDER, PAGE_BYTES};
 use rustix::thread::futex;
 use std::ops::Range;
@@ -38,6 +40,8 @@ const CHILD_PAUSE: Duration = Duration::from_micros(500);
 /// after the reclaimers have gone over all pieces.
 const RECOMPRESS_PAUSE: Duration = Duration::from_millis(100);
 const RECOMPRESS_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Pause after the reclaimers have shared all that they can share for now.
+const SHARE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Time for which the reclaimers are urgent, in nanoseconds.
 const URGENT_NS: u64 = 5_000_000;
@@ -249,7 +253,8 @@ impl Reclaimer {
                 }
             }
             while self.runtime.reclaim.kick.load(Ordering::Relaxed) == kicked && self.compact() {}
-            let pause = self.recompress(kicked);
+            let pauses = [self.recompress(kicked), self.share(kicked)];
+            let pause = pauses.into_iter().flatten().min();
             let _ =
                 futex::wait(&self.runtime.reclaim.kick, futex::Flags::PRIVATE, kicked, pause.map(timespec).as_ref());
         }
@@ -345,6 +350,27 @@ impl Reclaimer {
                 return Some(self.recompress_pause);
             }
         }
+    }
+
+    /// Moves pieces to the shared store while the process is idle and has relatives, whose equal
+    /// pieces it may join. Returns how long to pause then.
+    fn share(&mut self, kicked: u32) -> Option<Duration> {
+        let Context { budget, settings, .. } = &self.runtime.context;
+        let (control, slot) = (budget.control(), budget.slot());
+        let engine = &self.activated.engine;
+        engine.ports().shared_store()?;
+        let own = identity::of(rustix::process::getpid());
+        while self.runtime.reclaim.kick.load(Ordering::Relaxed) == kicked
+            && (settings.torture || control.process(slot).is_idle())
+            && control.has_relatives(slot)
+        {
+            let _inside = self.runtime.fork.gate.enter();
+            let turn = control.swap().shared.take_turn(own);
+            if turn.is_none() || engine.share(&mut self.worker) == Sharing::Done {
+                break;
+            }
+        }
+        Some(SHARE_PAUSE)
     }
 
     /// Lets the pinned handler, which a reclaimer may keep from its CPU, serve waiting faults.

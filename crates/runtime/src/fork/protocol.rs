@@ -93,7 +93,7 @@ impl ForkHooks for Runtime {
         identity::note_fork(own);
         let slot = control.claim_slot(own).unwrap_or(parent);
         if slot != parent {
-            control.process(slot).inherit(control.process(parent));
+            control.note_fork(slot, parent);
         }
         reset_in_child(self, slot);
         if let Err(error) = start_childs_companion(self, own) {

@@ -92,12 +92,16 @@ impl ArenaMemory {
     /// Copies the stored bytes of a piece to the start of `to`. Returns their number.
     pub fn copy_out(&self, piece: &Piece<'_>, to: &mut [u8]) -> usize {
         let mut filled = 0;
-        piece.for_each_fragment(|fragment| {
-            let bytes = self.stored(fragment);
+        self.for_each_stored(piece, |bytes| {
             to[filled..filled + bytes.len()].copy_from_slice(bytes);
             filled += bytes.len();
         });
         filled
+    }
+
+    /// Calls `visit` with the stored bytes of a piece, part by part.
+    pub fn for_each_stored(&self, piece: &Piece<'_>, mut visit: impl FnMut(&[u8])) {
+        piece.for_each_fragment(|fragment| visit(self.stored(fragment)));
     }
 
     /// Copies `bytes` to the place for the stored bytes of a piece.

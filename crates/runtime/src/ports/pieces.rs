@@ -89,7 +89,7 @@ impl PieceCodec {
 
     /// Adds the contexts to recompress with `codec`.
     pub fn add_recompressor(&self, worker: &mut Worker, codec: Codec) {
-        worker.recompressor = Some(Compressor::new(codec, &self.dictionaries));
+        worker.recompressor = Some(Compressor::thorough(codec, &self.dictionaries));
     }
 }
 

@@ -1,19 +1,22 @@
 //! The swap file as one process sees it: its row in the table of cluster owners, reads, writes,
 //! discards.
 //!
-//! The file belongs to all processes of the run ([`foliomem_session::cluster_ownership`]). A fork
-//! shares the parent's clusters with the child, before the child exists. There is no lock.
+//! The file belongs to all processes of the run ([`foliomem_session::cluster_ownership`]). If it
+//! lies in memory, it is the shared store ([`foliomem_session::shared_pieces`]). A fork shares the
+//! parent's clusters with the child, before the child exists. There is no lock.
 
 use crate::ports::arena_memory::ArenaMemory;
 use crate::ports::attachment::Attachment;
 use crate::ports::encrypted_file::SwapFile;
 use crate::ports::pieces::{Worker, restore};
-use foliomem_core::ports::{self, Corrupted, NotWritten};
+use foliomem_core::ports::{self, Corrupted, NotWritten, Offer};
 use foliomem_core::run_tokens::RunMut;
 use foliomem_core::store::{FilePlace, Piece, Seal, WriteBatch};
 use foliomem_session::budget::Budget;
 use foliomem_session::cluster_ownership::{Event, RowIndex, SwapSpace};
 use foliomem_session::segment::Control;
+use foliomem_session::shared_pieces::PublishedPiece;
+use foliomem_session::swap_file::Medium;
 use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::{identity, swap_discard};
 use foliomem_types::units::ClusterNumber;
@@ -98,6 +101,11 @@ impl Swap {
         self.space.leave(self.row());
     }
 
+    /// Returns whether the file lies in memory.
+    pub(super) fn is_shared_store(&self) -> bool {
+        self.space.medium() == Medium::Memory
+    }
+
     /// Returns the swap file's descriptor in the table of the agent's threads.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.attachment.swap_file()
@@ -137,7 +145,8 @@ impl ports::SwapDevice<Worker> for Swap {
     fn finish_write(&self, worker: &mut Worker) -> Result<(), NotWritten> {
         let file = self.descriptor().ok_or(NotWritten)?;
         let by_ring_slots = worker.writer.finish(&file).map_err(|error| {
-            self.report(Event::Write, format_args!("cannot write to the swap file: {error}: going on without it"));
+            let name = self.space.medium().file_name();
+            self.report(Event::Write, format_args!("cannot write to the {name}: {error}: going on without it"));
             NotWritten
         })?;
         self.budget.counters().backing.bd_writes_uring.add(by_ring_slots.into());
@@ -159,7 +168,8 @@ impl ports::SwapDevice<Worker> for Swap {
     ) -> Result<(), Corrupted> {
         let file = self.descriptor().ok_or(Corrupted)?;
         let stored = self.file.read(&file, &mut worker.reading, place).map_err(|error| {
-            report_last(self.budget.control(), Event::Read, format_args!("cannot read the swap file: {error}"));
+            let name = self.space.medium().file_name();
+            report_last(self.budget.control(), Event::Read, format_args!("cannot read the {name}: {error}"));
             Corrupted
         })?;
         restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, self.arena.bytes_mut(into))
@@ -179,7 +189,41 @@ impl ports::SwapDevice<Worker> for Swap {
         self.space.release(self.row(), cluster);
     }
 
-    fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
-        self.space.has_one_holder(cluster)
+    fn fence(&self, cluster: ClusterNumber) -> bool {
+        self.space.fence(cluster)
+    }
+
+    fn join(&self, cluster: ClusterNumber, generation: u64) -> bool {
+        cluster.0 < self.space.clusters() && self.space.join(self.row(), cluster, generation)
+    }
+}
+
+impl ports::SharedStore<Worker> for Swap {
+    fn offer(&self, piece: &Piece<'_>) -> Option<Offer> {
+        let published = self.space.shared.find(piece.checksum)?;
+        let PublishedPiece { first, offset_bytes, len_bytes, generation, nonce, tag } = published;
+        let place = FilePlace { first, offset_bytes, len_bytes, seal: Seal { nonce, tag } };
+        Some(Offer { place, generation })
+    }
+
+    fn is_equal(&self, worker: &mut Worker, piece: &Piece<'_>, place: &FilePlace) -> bool {
+        let Some(file) = self.descriptor() else { return false };
+        // What was published may be overwritten: then the seal does not match.
+        let Ok(stored) = self.file.read(&file, &mut worker.reading, place) else { return false };
+        let mut rest: &[u8] = stored;
+        let mut is_equal = true;
+        self.arena.for_each_stored(piece, |bytes| {
+            let same = rest.strip_prefix(bytes);
+            is_equal &= same.is_some();
+            rest = same.unwrap_or_default();
+        });
+        is_equal && rest.is_empty()
+    }
+
+    fn publish(&self, piece: &Piece<'_>, place: &FilePlace) {
+        let &FilePlace { first, offset_bytes, len_bytes, seal: Seal { nonce, tag } } = place;
+        let generation = self.space.generation(first.cluster());
+        let published = PublishedPiece { first, offset_bytes, len_bytes, generation, nonce, tag };
+        self.space.shared.publish(piece.checksum, &published);
     }
 }

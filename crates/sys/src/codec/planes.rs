@@ -28,7 +28,7 @@ const PAYS_8THS: usize = 7;
 
 /// The experience with one pattern.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pattern {
+pub(super) struct Pattern {
     /// Whether planes paid when both ways were tried last.
     pays: bool,
     /// Number of pieces until both ways are tried again.
@@ -46,13 +46,18 @@ pub(super) enum Way {
     Try,
 }
 
-/// The experience with each pattern, indexed by its bits.
+/// How it is chosen whether a piece is compressed as planes.
 #[derive(Debug)]
-pub(super) struct Choice([Pattern; 1 << PLANES]);
+pub(super) enum Choice {
+    /// By experience with each pattern, indexed by its bits.
+    ByExperience(Box<[Pattern; 1 << PLANES]>),
+    /// By trying both ways with each piece: equal content then becomes equal bytes.
+    ByTrying,
+}
 
 impl Default for Choice {
     fn default() -> Choice {
-        Choice([Pattern::default(); 1 << PLANES])
+        Choice::ByExperience(Box::new([Pattern::default(); 1 << PLANES]))
     }
 }
 
@@ -64,7 +69,8 @@ impl Choice {
         if steady == 0 || steady == u8::MAX || !src.len().is_multiple_of(PAGE_BYTES) {
             return Way::Plain;
         }
-        let pattern = &mut self.0[usize::from(steady)];
+        let Choice::ByExperience(patterns) = self else { return Way::Try };
+        let pattern = &mut patterns[usize::from(steady)];
         if pattern.due == 0 {
             return Way::Try;
         }
@@ -75,7 +81,9 @@ impl Choice {
     /// Notes the sizes to which `src` was compressed both ways. Returns whether planes pay.
     pub(super) fn learn(&mut self, src: &[u8], plain_bytes: usize, planes_bytes: usize) -> bool {
         let pays = planes_bytes <= plain_bytes * PAYS_8THS / 8;
-        self.0[usize::from(steady_bytes(src))] = Pattern { pays, due: TRY_EVERY - 1 };
+        if let Choice::ByExperience(patterns) = self {
+            patterns[usize::from(steady_bytes(src))] = Pattern { pays, due: TRY_EVERY - 1 };
+        }
         pays
     }
 }
