@@ -51,10 +51,8 @@ const COMPANIONS_TIMEOUT: Duration = Duration::from_millis(100);
 const COMPANIONS_PAUSE: Duration = Duration::from_micros(500);
 /// The default size of a swap file, as a multiple of the limit.
 const SWAP_LIMITS: u64 = 8;
-/// The size of the shared store as a share of the limit, and its maximum: each process has tables
-/// for all of it.
+/// The size of the shared store as a share of the limit: each process has tables for all of it.
 const SHARED_STORE_SHARE: u64 = 4;
-const SHARED_STORE_MAX_BYTES: u64 = 8 << 30;
 const EXIT_FAILED: u8 = 125;
 
 /// This executable.
@@ -224,7 +222,7 @@ fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliEr
 /// Creates the shared store of a run whose idle processes are compressed. Without it, relatives
 /// store equal pieces once each.
 fn create_shared_store(limit_bytes: u64) -> Option<Created> {
-    swap_file::create_shared((limit_bytes / SHARED_STORE_SHARE).min(SHARED_STORE_MAX_BYTES)).ok()
+    swap_file::create_shared(limit_bytes / SHARED_STORE_SHARE).ok()
 }
 
 /// The file for the counters. It is opened before the program starts, so that an unwritable file is

@@ -56,7 +56,9 @@ use crate::homes::{Homes, Urgency};
 use crate::locality::{Locality, SwapIn};
 use crate::pacing::Pacing;
 use crate::page_table::{PageState, PageTable};
-use crate::ports::{AddressSpace, Arena, Budget, Clock, Ports, SharedPages, SwapDevice as _, assert_unlocked};
+use crate::ports::{
+    AddressSpace, Arena, Budget, Clock, Ports, SharedPages, SharedStore, SwapDevice as _, assert_unlocked,
+};
 use crate::queue::Queue;
 use crate::readahead::Readahead;
 use crate::rmap::Rmap;
@@ -222,6 +224,22 @@ impl<P: Ports> RunSource for StoreRuns<'_, P> {
 
     fn join_cluster(&self, cluster: ClusterNumber, generation: u64) -> bool {
         self.0.ports.swap_device().is_some_and(|device| device.join(cluster, generation))
+    }
+
+    fn count_user(&self, slots: Range<u32>) {
+        self.0.ports.shared_store().into_iter().for_each(|shared| shared.count_user(slots.clone()));
+    }
+
+    fn add_user(&self, slot: Slot) -> bool {
+        self.0.ports.shared_store().is_none_or(|shared| shared.add_user(slot))
+    }
+
+    fn drop_user(&self, slot: Slot) -> bool {
+        self.0.ports.shared_store().is_some_and(|shared| shared.drop_user(slot))
+    }
+
+    fn discard_slots(&self, slots: Range<u32>) {
+        self.0.ports.shared_store().into_iter().for_each(|shared| shared.discard(slots.clone()));
     }
 }
 

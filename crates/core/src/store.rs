@@ -64,10 +64,11 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use extent::Extent;
-use foliomem_types::units::{ClusterNumber, FrameRun, Order, PAGE_BYTES};
+use foliomem_types::units::{ClusterNumber, FrameRun, Order, PAGE_BYTES, Slot};
 use pieces::{PieceRef, Pieces};
 use recompress::ClockHand;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use word::{Location, Mark, PieceWord, ZspageId};
 use zspages::{TakenSlot, Zspages};
 
@@ -98,6 +99,20 @@ pub trait RunSource: Shared {
     fn join_cluster(&self, _cluster: ClusterNumber, _generation: u64) -> bool {
         false
     }
+    /// Counts this process as the only user of `slots`, which it has allocated. Only a shared store
+    /// counts. Does not block.
+    fn count_user(&self, _slots: Range<u32>) {}
+    /// Counts one more user of a slot, of a cluster that this process holds. Returns `false` if the
+    /// slot has none: its content is gone. Does not block.
+    fn add_user(&self, _slot: Slot) -> bool {
+        true
+    }
+    /// Counts one user of a slot less. Returns whether it was the last one. Does not block.
+    fn drop_user(&self, _slot: Slot) -> bool {
+        false
+    }
+    /// Gives the memory of `slots` without users back. Takes some microseconds.
+    fn discard_slots(&self, _slots: Range<u32>) {}
 }
 
 /// The name of a piece. It stays valid as long as the piece has references, wherever the piece

@@ -10,15 +10,29 @@
 //! One process at a time looks up and publishes its pieces: it has the *turn*. Otherwise relatives
 //! that become idle together would all write. A turn of a killed process ends.
 //!
+//! Each slot counts its *users*: the processes that have pieces there. The last user gives the
+//! slot's memory back. A process that was killed with its companion stays a user, and the memory
+//! goes with the cluster. A slot that all users have left may still be published; it has no users,
+//! so nobody joins it.
+//!
 //! There is no lock.
 
 use foliomem_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use foliomem_sys::identity::is_alive;
 use foliomem_sys::shared_words;
-use foliomem_types::units::Slot;
+use foliomem_types::units::{PAGE_BYTES, Slot};
 
 /// Number of published pieces: 1 GiB of content in pieces of 64 KiB takes 0.9 MiB.
 const HINTS: usize = if cfg!(feature = "shuttle") { 4 } else { 1 << 14 };
+/// Width of a count of users: there are at most [`crate::process_table::MAX_PROCESSES`].
+const USER_BITS: u32 = 16;
+const USERS_PER_WORD: u32 = u64::BITS / USER_BITS;
+const ONE_USER: u64 = 1;
+const USERS: u64 = (1 << USER_BITS) - 1;
+const USER_WORDS: usize =
+    if cfg!(feature = "shuttle") { 1 } else { (MAX_BYTES / PAGE_BYTES as u64) as usize / USERS_PER_WORD as usize };
+/// Maximum size of a shared store, in bytes.
+pub const MAX_BYTES: u64 = 8 << 30;
 
 shared_words! {
     /// A published piece.
@@ -32,11 +46,13 @@ shared_words! {
         tag: [AtomicU64; 2],
     }
 
-    /// The table of published pieces.
+    /// The table of published pieces, and the users of slots.
     pub struct SharedPieces {
         /// The process that has the turn, as `identity` encodes its pid; 0 if none has.
         turn: AtomicU32,
         hints: [Hint; HINTS],
+        /// The number of users of each slot: [`USER_BITS`] bits for each.
+        users: [AtomicU64; USER_WORDS],
     }
 }
 
@@ -80,7 +96,11 @@ impl SharedPieces {
             nonce: word(),
             tag: [word(), word()],
         };
-        SharedPieces { turn: AtomicU32::new(0), hints: std::array::from_fn(hint) }
+        SharedPieces {
+            turn: AtomicU32::new(0),
+            hints: std::array::from_fn(hint),
+            users: std::array::from_fn(|_| word()),
+        }
     }
 
     /// Gives the turn to process `pid`. Returns `None` if another thread or process has it.
@@ -90,6 +110,33 @@ impl SharedPieces {
         // Acquire pairs with the Release at the end of the last turn.
         let take = || self.turn.compare_exchange(holder, pid, Ordering::Acquire, Ordering::Relaxed);
         (is_free && take().is_ok()).then_some(Turn(&self.turn))
+    }
+
+    /// Changes the number of users of a slot with `change`, unless that is `None`. Returns the
+    /// number before.
+    fn change_users(&self, slot: Slot, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let word = self.users.get((slot.0 / USERS_PER_WORD) as usize)?;
+        let shift = slot.0 % USERS_PER_WORD * USER_BITS;
+        let change = |word: u64| Some(word & !(USERS << shift) | change(word >> shift & USERS)? << shift);
+        // AcqRel pairs with itself: the last user discards the slot after all others have read it.
+        let before = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, change);
+        before.ok().map(|word| word >> shift & USERS)
+    }
+
+    /// Counts the caller as the only user of a slot. It holds the slot's cluster, and nobody else
+    /// has the slot.
+    pub fn count_user(&self, slot: Slot) {
+        self.change_users(slot, |_| Some(ONE_USER));
+    }
+
+    /// Counts one more user of a slot. Returns `false` if it has none.
+    pub fn add_user(&self, slot: Slot) -> bool {
+        self.change_users(slot, |users| Some(users + 1).filter(|_| (ONE_USER..USERS).contains(&users))).is_some()
+    }
+
+    /// Counts one user of a slot less. Returns whether it was the last one.
+    pub fn drop_user(&self, slot: Slot) -> bool {
+        self.change_users(slot, |users| users.checked_sub(1)) == Some(ONE_USER)
     }
 
     /// Returns the two places for a piece with this checksum.
@@ -160,6 +207,22 @@ mod tests {
         assert_eq!(known, 2, "each piece has two places");
         pieces.publish(checksums[2], &piece(4));
         assert_eq!(pieces.find(checksums[2]), Some(piece(4)), "the last one counts");
+    }
+
+    #[test]
+    fn nobody_joins_a_slot_after_its_last_user() {
+        let pieces = zeroed::<SharedPieces>();
+        let [slot, neighbour] = [Slot(7), Slot(6)];
+        assert!(!pieces.add_user(slot), "it was never used");
+        pieces.count_user(slot);
+        pieces.count_user(neighbour);
+        assert!(pieces.add_user(slot) && pieces.add_user(slot));
+        assert_eq!([(); 3].map(|()| pieces.drop_user(slot)), [false, false, true]);
+        assert!(!pieces.add_user(slot) && !pieces.drop_user(slot));
+        assert!(pieces.drop_user(neighbour), "its count is another one");
+        let beyond = Slot((MAX_BYTES / PAGE_BYTES as u64) as u32);
+        pieces.count_user(beyond);
+        assert!(!pieces.add_user(beyond) && !pieces.drop_user(beyond));
     }
 
     #[test]

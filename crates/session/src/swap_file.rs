@@ -8,6 +8,7 @@
 //! processes holds ([`crate::cluster_ownership`]). There is no lock.
 
 use crate::cluster_ownership::SwapSpace;
+use crate::shared_pieces;
 use foliomem_sys::errno_text::ErrnoText;
 use foliomem_sys::swap_discard::{self, Backing};
 use foliomem_types::discard::Discard;
@@ -133,9 +134,10 @@ pub struct Created {
     pub medium: Medium,
 }
 
-/// Creates a shared store of `bytes`, at least one cluster. Fails if a system call fails.
+/// Creates a shared store of `bytes`: at least one cluster, and at most
+/// [`shared_pieces::MAX_BYTES`]. Fails if a system call fails.
 pub fn create_shared(bytes: u64) -> Result<Created, Errno> {
-    let bytes = bytes.clamp(CLUSTER_BYTES, SwapSpace::MAX_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES;
+    let bytes = bytes.clamp(CLUSTER_BYTES, shared_pieces::MAX_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES;
     let file = fs::memfd_create(c"foliomem-shared-store", fs::MemfdFlags::CLOEXEC)?;
     fs::ftruncate(&file, bytes)?;
     let discard = swap_discard::probe(&file, Backing::File);

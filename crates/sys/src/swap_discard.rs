@@ -3,11 +3,12 @@
 
 use crate::raw_ioctl;
 use foliomem_types::discard::Discard;
-use foliomem_types::units::{CLUSTER_BYTES, ClusterNumber};
+use foliomem_types::units::{CLUSTER_BYTES, ClusterNumber, PAGE_BYTES, Slot};
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::ioctl::Opcode;
+use std::ops::Range;
 
 /// The kind of a swap file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +48,16 @@ pub fn discard(file: impl AsFd, how: Discard, cluster: ClusterNumber) -> Result<
             unsafe { raw_ioctl::call(file, linux_raw_sys::ioctl::BLKDISCARD as Opcode, &mut range) }.map(drop)
         }
     }
+}
+
+/// Gives the memory of `slots` of a file in memory back.
+///
+/// # Errors
+/// The system call fails.
+pub fn discard_slots(file: impl AsFd, slots: Range<u32>) -> Result<(), Errno> {
+    let (start, slots) = (Slot(slots.start).offset_bytes(), slots.end - slots.start);
+    let len = u64::from(slots) * PAGE_BYTES as u64;
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, start, len)
 }
 
 #[cfg(test)]

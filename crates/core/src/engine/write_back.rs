@@ -157,6 +157,17 @@ impl<P: Ports> Engine<P> {
     /// Prepares for a fork of the process. No other call may be in progress.
     pub fn lend_file(&self) {
         self.store.lend_file();
+        if self.ports.shared_store().is_some() {
+            self.store.count_child(&self.runs());
+        }
+    }
+
+    /// Ends the use of the swap file by this process, or by a child that was not forked. No other
+    /// call may be in progress.
+    pub fn leave_file(&self) {
+        if self.ports.shared_store().is_some() {
+            self.store.drop_users(&self.runs());
+        }
     }
 
     /// Prepares the child of a fork. No other call may be in progress.

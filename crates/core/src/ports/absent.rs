@@ -6,7 +6,7 @@ use super::{
 use crate::page_table::Entries;
 use crate::run_tokens::RunMut;
 use crate::store::{FilePlace, Piece, PlaceMut, Seal, WriteBatch};
-use foliomem_types::units::{ClusterNumber, FrameRun, PageNumber};
+use foliomem_types::units::{ClusterNumber, FrameRun, PageNumber, Slot};
 use std::ops::Range;
 
 /// No port. The type has no values, so the compiler removes the code that would use the port.
@@ -115,6 +115,22 @@ impl<W> SharedStore<W> for Absent {
     }
 
     fn publish(&self, _piece: &Piece<'_>, _place: &FilePlace) {
+        match *self {}
+    }
+
+    fn count_user(&self, _slots: Range<u32>) {
+        match *self {}
+    }
+
+    fn add_user(&self, _slot: Slot) -> bool {
+        match *self {}
+    }
+
+    fn drop_user(&self, _slot: Slot) -> bool {
+        match *self {}
+    }
+
+    fn discard(&self, _slots: Range<u32>) {
         match *self {}
     }
 }

@@ -6,9 +6,13 @@
 //! the checksum of one of its own joins the cluster
 //! ([`SwapDevice::join`](super::SwapDevice::join)), so that the place keeps its bytes, and then
 //! compares them.
+//!
+//! Each slot counts the processes that have pieces there. A slot without any takes no memory.
 
 use crate::store::{FilePlace, Piece};
 use crate::sync::Shared;
+use foliomem_types::units::Slot;
+use std::ops::Range;
 
 /// A published piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,4 +31,14 @@ pub trait SharedStore<W>: Shared {
     fn is_equal(&self, worker: &mut W, piece: &Piece<'_>, place: &FilePlace) -> bool;
     /// Publishes a piece that this process has written to `place`, in a cluster that it holds.
     fn publish(&self, piece: &Piece<'_>, place: &FilePlace);
+    /// Counts this process as the only user of `slots`, which it has allocated. This method and the
+    /// next three are called under the store's locks.
+    fn count_user(&self, slots: Range<u32>);
+    /// Counts one more user of a slot, of a cluster that this process holds. Returns `false` if the
+    /// slot has none.
+    fn add_user(&self, slot: Slot) -> bool;
+    /// Counts one user of a slot less. Returns whether it was the last one.
+    fn drop_user(&self, slot: Slot) -> bool;
+    /// Gives the memory of `slots` without users back.
+    fn discard(&self, slots: Range<u32>);
 }

@@ -265,6 +265,16 @@ impl Store {
         self.backing.iter().for_each(|backing| backing.slots.lend());
     }
 
+    /// Counts the child of the next fork as a user of the shared store's slots, as this process is.
+    pub fn count_child(&self, runs: &dyn RunSource) {
+        self.backing.iter().for_each(|backing| backing.slots.count_child(runs));
+    }
+
+    /// Counts this process, or a child that was not forked, as a user of no slot.
+    pub fn drop_users(&self, runs: &dyn RunSource) {
+        self.backing.iter().for_each(|backing| backing.slots.drop_users(runs));
+    }
+
     /// Prepares the child of a fork. No other call may be in progress.
     pub fn borrow_file(&self) {
         self.backing.iter().for_each(|backing| backing.slots.borrow());

@@ -81,6 +81,21 @@ impl Cluster {
     }
 }
 
+/// Counts one user less of `slots`, and discards those of which it was the last one. `slots`
+/// ascend.
+fn discard_unused(source: &dyn RunSource, slots: impl Iterator<Item = Slot>) {
+    let mut unused: Range<u32> = 0..0;
+    for slot in slots.filter(|&slot| source.drop_user(slot)) {
+        if slot.0 != unused.end && !unused.is_empty() {
+            source.discard_slots(std::mem::take(&mut unused));
+        }
+        unused = if unused.is_empty() { slot.0..slot.0 + 1 } else { unused.start..slot.0 + 1 };
+    }
+    if !unused.is_empty() {
+        source.discard_slots(unused);
+    }
+}
+
 fn empty_table() -> Box<PiecesBySlot> {
     Box::new([0; CLUSTER_SLOTS as usize])
 }
@@ -166,6 +181,27 @@ impl Space {
         }
     }
 
+    /// Returns whether a slot has pieces.
+    fn has_pieces(&self, slot: Slot) -> bool {
+        let (number, at) = indices(slot);
+        let table = match self.joined.get(&slot.cluster()) {
+            Some(joined) => Some(&joined.pieces),
+            None => self.clusters[number].pieces.as_ref(),
+        };
+        table.is_some_and(|pieces| !matches!(pieces[at], 0 | DEAD))
+    }
+
+    /// Calls `visit` for each slot with pieces.
+    fn for_each_used(&self, mut visit: impl FnMut(Slot)) {
+        let own = (0..).map(ClusterNumber).zip(&self.clusters);
+        let own = own.filter_map(|(number, cluster)| Some((number, cluster.pieces.as_ref()?)));
+        let joined = self.joined.iter().map(|(&number, joined)| (number, &joined.pieces));
+        for (number, pieces) in own.chain(joined) {
+            let used = pieces.iter().zip(number.slots().start.0..).filter(|(pieces, _)| !matches!(**pieces, 0 | DEAD));
+            used.for_each(|(_, slot)| visit(Slot(slot)));
+        }
+    }
+
     /// Returns the number of pieces in a slot in use, or [`DEAD`].
     fn pieces_mut(&mut self, slot: Slot) -> &mut u8 {
         let (number, at) = indices(slot);
@@ -236,6 +272,7 @@ impl FileSlots {
             if usable {
                 cluster.live_slots += slots as u16;
                 space.live_slots += slots as u32;
+                source.count_user(first.0..first.0 + slots as u32);
             }
             space.tables += usize::from(!had_table);
             if usable {
@@ -328,19 +365,30 @@ impl FileSlots {
         if !can_count || !source.join_cluster(cluster, generation) {
             return false;
         }
-        for slot in slots {
-            space.count_joined(Slot(slot));
+        for slot in slots.clone().map(Slot) {
+            if !space.has_pieces(slot) && !source.add_user(slot) {
+                // All others have given it up.
+                self.drop_pieces(&mut space, source, slots.start..slot.0);
+                if !space.has_own(cluster) && !space.joined.contains_key(&cluster) {
+                    source.release_cluster(cluster);
+                }
+                return false;
+            }
+            space.count_joined(slot);
         }
         true
     }
 
     /// Counts one piece less in each of `slots`.
     pub(super) fn drop_piece(&self, source: &dyn RunSource, slots: Range<u32>) {
-        let mut space = self.space.lock();
-        for slot in slots.map(Slot) {
-            if !space.drop_one(slot) {
-                continue;
-            }
+        self.drop_pieces(&mut self.space.lock(), source, slots);
+    }
+
+    fn drop_pieces(&self, space: &mut Space, source: &dyn RunSource, slots: Range<u32>) {
+        let freed: Vec<Slot> = slots.map(Slot).filter(|&slot| space.drop_one(slot)).collect();
+        // While this process holds the cluster: afterwards others may use the slots.
+        discard_unused(source, freed.iter().copied());
+        for slot in freed {
             if space.joined.contains_key(&slot.cluster()) {
                 space.drop_joined(source, slot.cluster());
                 continue;
@@ -350,7 +398,7 @@ impl FileSlots {
                 // Another process has joined.
                 cluster.holding = Holding::Lent;
             }
-            self.free_own(&mut space, source, slot);
+            self.free_own(space, source, slot);
         }
     }
 
@@ -361,6 +409,7 @@ impl FileSlots {
         for slot in slots.map(Slot) {
             let is_free = space.drop_one(slot);
             debug_assert!(is_free, "{slot:?} was allocated just now");
+            source.drop_user(slot);
             self.free_own(&mut space, source, slot);
         }
     }
@@ -393,6 +442,23 @@ impl FileSlots {
     /// them, too.
     pub(super) fn lend(&self) {
         self.change_holding(Holding::Owned, Holding::Lent);
+    }
+
+    /// Counts the child that this process is about to fork as a user of all slots with pieces.
+    pub(super) fn count_child(&self, source: &dyn RunSource) {
+        let space = self.space.lock();
+        space.for_each_used(|slot| {
+            let is_used = source.add_user(slot);
+            debug_assert!(is_used, "this process uses {slot:?}");
+        });
+    }
+
+    /// Counts this process, or a child that was not forked, as a user of no slot.
+    pub(super) fn drop_users(&self, source: &dyn RunSource) {
+        let space = self.space.lock();
+        let mut used = Vec::new();
+        space.for_each_used(|slot| used.push(slot));
+        discard_unused(source, used.into_iter());
     }
 
     /// Marks lent clusters as borrowed in the child of a fork: its parent holds them, too.
@@ -479,6 +545,10 @@ mod tests {
         ours: Mutex<BTreeSet<ClusterNumber>>,
         theirs: Mutex<BTreeSet<ClusterNumber>>,
         generations: Mutex<BTreeMap<ClusterNumber, u64>>,
+        /// The number of users of each slot, this process included.
+        users: Mutex<BTreeMap<u32, u32>>,
+        /// The slots that were discarded since the last look.
+        discarded: Mutex<Vec<u32>>,
     }
 
     impl Others {
@@ -526,6 +596,31 @@ mod tests {
                 self.ours.lock().insert(cluster);
                 true
             }
+        }
+
+        fn count_user(&self, slots: Range<u32>) {
+            self.users.lock().extend(slots.map(|slot| (slot, 1)));
+        }
+
+        fn add_user(&self, slot: Slot) -> bool {
+            self.users.lock().get_mut(&slot.0).map(|users| *users += 1).is_some()
+        }
+
+        fn drop_user(&self, slot: Slot) -> bool {
+            let mut users = self.users.lock();
+            let its = users.get_mut(&slot.0).expect("a slot in use");
+            *its -= 1;
+            let is_last = *its == 0;
+            if is_last {
+                users.remove(&slot.0);
+            }
+            is_last
+        }
+
+        fn discard_slots(&self, slots: Range<u32>) {
+            assert!(self.ours.lock().contains(&Slot(slots.start).cluster()), "{slots:?} are not held");
+            assert!(slots.clone().all(|slot| !self.users.lock().contains_key(&slot)), "{slots:?} are in use");
+            self.discarded.lock().extend(slots);
         }
     }
 
@@ -617,12 +712,14 @@ mod tests {
                         let first = cluster.slots().start.0 + at;
                         if others.theirs.lock().contains(&cluster) && !others.ours.lock().contains(&cluster) {
                             others.begin_generation(cluster);
+                            others.count_user(first..first + 2);
                             published.push((first..first + 2, others.generation(cluster)));
                         }
                     }
                     Step::OthersJoin(index) if !live.is_empty() => {
                         let range = live[index.index(live.len())].clone();
                         others.theirs.lock().insert(Slot(range.start).cluster());
+                        prop_assert!(range.clone().all(|slot| needed.contains(&slot) || others.add_user(Slot(slot))));
                         needed.extend(range);
                     }
                     Step::Join(index) if !published.is_empty() => {
@@ -630,12 +727,14 @@ mod tests {
                         let is_current = others.generation(Slot(range.start).cluster()) == generation;
                         if live.iter().filter(|&other| *other == range).count() < 100 && file.join(&others, range.clone(), generation) {
                             prop_assert!(is_current, "{range:?} may have other content");
+                            prop_assert!(range.clone().all(|slot| others.users.lock().contains_key(&slot)));
                             live.push(range);
                         }
                     }
                     Step::Share(_) | Step::Drop(_) | Step::OthersJoin(_) | Step::Join(_) => {}
                     Step::Fork { child } => {
                         file.lend();
+                        file.count_child(&others);
                         needed.extend(live.iter().cloned().flatten());
                         if child {
                             file.borrow();
@@ -672,6 +771,10 @@ mod tests {
                         others.theirs.lock().remove(&cluster);
                         needed.retain(|&slot| Slot(slot).cluster() != cluster);
                     }
+                }
+                for slot in others.discarded.lock().drain(..) {
+                    prop_assert!(!live.iter().any(|range| range.contains(&slot)), "slot {slot} has pieces");
+                    prop_assert!(!needed.contains(&slot), "slot {slot} is needed");
                 }
                 let mut pieces_in: HashMap<u32, u8> = HashMap::new();
                 let counted = live.iter().cloned().flatten();

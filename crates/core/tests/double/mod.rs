@@ -8,17 +8,15 @@ mod swap_file;
 use foliomem_core::engine::{Engine, Resumed};
 use foliomem_core::page_table::Entries;
 use foliomem_core::ports::{
-    AddressSpace, Arena, Budget, Clock, Compressed, Corrupted, Mapping, Marks, MoveError,
-    Offer, Pieces, Ports, Recompressed, Recompressor, SharedPages, Stopped,
+    AddressSpace, Arena, Budget, Clock, Compressed, Corrupted, Mapping, Marks, MoveError, Offer, Pieces, Ports,
+    Recompressed, Recompressor, SharedPages, Stopped,
 };
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::store::{Fragment, FragmentMut, FragmentRef, Piece, Place, PlaceMut};
 use foliomem_core::sync::Mutex;
 use foliomem_types::counters::Counters;
 use foliomem_types::size_policy::{Advice, Disabled, SizePolicy};
-use foliomem_types::units::{
-    ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, OrderSet, PageNumber,
-};
+use foliomem_types::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, OrderSet, PageNumber};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
@@ -126,6 +124,8 @@ pub struct State {
     pub is_shared_store: bool,
     /// What this process has published, by checksum.
     pub published: HashMap<u64, Offer>,
+    /// The number of users of each slot of a shared store.
+    pub users: BTreeMap<u32, u32>,
     /// A cluster to which a relative alone writes, and its next slot: it has each piece that is
     /// looked up there.
     pub of_relative: Option<(ClusterNumber, u32)>,

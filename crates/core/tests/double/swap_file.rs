@@ -5,6 +5,7 @@ use foliomem_core::ports::{Corrupted, MAX_WRITES, NotWritten, Offer, SharedStore
 use foliomem_core::run_tokens::RunMut;
 use foliomem_core::store::{FilePlace, Piece, Seal, WriteBatch};
 use foliomem_types::units::{CLUSTER_SLOTS, ClusterNumber, Slot};
+use std::ops::Range;
 
 impl SwapDevice<Worker> for Double {
     fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
@@ -124,6 +125,7 @@ impl SharedStore<Worker> for Double {
         let mut content = state.pieces[&Double::place_key(&piece.place)].clone();
         content[0] ^= u64::from(state.relative_differs);
         state.file.insert((first.0, 0), (seal.nonce, content));
+        (first.0..first.0 + place.slots()).for_each(|slot| *state.users.entry(slot).or_default() = 1);
         state.of_relative = Some((cluster, at + place.slots()));
         let offer = Offer { place, generation: state.generation(cluster) };
         state.published.insert(piece.checksum, offer);
@@ -141,5 +143,36 @@ impl SharedStore<Worker> for Double {
         let mut state = self.state.lock();
         let offer = Offer { place: *place, generation: state.generation(place.first.cluster()) };
         state.published.insert(piece.checksum, offer);
+    }
+
+    fn count_user(&self, slots: Range<u32>) {
+        let mut state = self.state.lock();
+        slots.for_each(|slot| {
+            state.users.insert(slot, 1);
+        });
+    }
+
+    fn add_user(&self, slot: Slot) -> bool {
+        let mut state = self.state.lock();
+        assert!(state.clusters.contains(&slot.cluster()), "{slot:?} is not held");
+        state.users.get_mut(&slot.0).map(|users| *users += 1).is_some()
+    }
+
+    fn drop_user(&self, slot: Slot) -> bool {
+        let mut state = self.state.lock();
+        let users = state.users.get_mut(&slot.0).expect("a slot in use");
+        *users -= 1;
+        let is_last = *users == 0;
+        if is_last {
+            state.users.remove(&slot.0);
+        }
+        is_last
+    }
+
+    fn discard(&self, slots: Range<u32>) {
+        let mut state = self.state.lock();
+        assert!(state.clusters.contains(&Slot(slots.start).cluster()), "{slots:?} are not held");
+        assert!(slots.clone().all(|slot| !state.users.contains_key(&slot)), "{slots:?} are in use");
+        state.file.retain(|&(slot, _), _| !slots.contains(&slot));
     }
 }

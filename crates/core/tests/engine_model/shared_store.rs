@@ -130,3 +130,32 @@ fn a_failed_write_leaves_pieces_where_they_are() {
     assert_eq!(world.engine.counters().store.compr_data_size.get(), 0);
     read_all(&mut world);
 }
+
+#[test]
+fn slots_count_their_users_over_forks_and_ends() {
+    let mut world = world();
+    share_all(&mut world);
+    let users = |world: &World| world.engine.ports().state.lock().users.clone();
+    let before = users(&world);
+    assert!(!before.is_empty() && before.values().all(|&users| users == 1));
+    // A fork that fails.
+    world.engine.lend_file();
+    assert!(users(&world).values().all(|&users| users == 2));
+    world.engine.leave_file();
+    assert_eq!(users(&world), before);
+    // A child gives up what its parent keeps.
+    world.run(&Step::Fork { child: true });
+    read_all(&mut world);
+    world.unmap(0, 1600);
+    assert_eq!(users(&world), before);
+    assert!(!world.engine.ports().state.lock().file.is_empty(), "the parent's pieces are gone");
+}
+
+#[test]
+fn a_process_that_ends_gives_the_memory_of_its_slots_back() {
+    let mut world = world();
+    share_all(&mut world);
+    world.engine.leave_file();
+    let state = world.engine.ports().state.lock();
+    assert!(state.users.is_empty() && state.file.is_empty());
+}

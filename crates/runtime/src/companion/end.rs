@@ -165,6 +165,7 @@ pub(crate) fn end_before_program(runtime: &'static Runtime, last_pages: &[usize]
 fn release_swap_file(runtime: &'static Runtime) {
     runtime.fork.gate.close();
     if let Some(activated) = runtime.activation.activated.get() {
+        activated.engine.leave_file();
         activated.engine.ports().swap.iter().for_each(Swap::leave);
     }
 }

@@ -234,6 +234,9 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
     if let Some(activated) = runtime.activation.activated.get() {
         let LinuxPorts { space, swap, .. } = activated.engine.ports();
         runtime.fork.restore_huge_pages();
+        if outcome == ForkOutcome::Failed {
+            activated.engine.leave_file();
+        }
         swap.iter().for_each(|swap| swap.finish_sharing(outcome));
         space.forbid_forks();
         faults.raise_again(space);

@@ -19,8 +19,9 @@ use foliomem_session::shared_pieces::PublishedPiece;
 use foliomem_session::swap_file::Medium;
 use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::{identity, swap_discard};
-use foliomem_types::units::ClusterNumber;
+use foliomem_types::units::{ClusterNumber, Slot};
 use rustix::fd::BorrowedFd;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Instead of a row: the process has no row in the table of cluster owners.
@@ -225,5 +226,22 @@ impl ports::SharedStore<Worker> for Swap {
         let generation = self.space.generation(first.cluster());
         let published = PublishedPiece { first, offset_bytes, len_bytes, generation, nonce, tag };
         self.space.shared.publish(piece.checksum, &published);
+    }
+
+    fn count_user(&self, slots: Range<u32>) {
+        slots.for_each(|slot| self.space.shared.count_user(Slot(slot)));
+    }
+
+    fn add_user(&self, slot: Slot) -> bool {
+        self.space.shared.add_user(slot)
+    }
+
+    fn drop_user(&self, slot: Slot) -> bool {
+        self.space.shared.drop_user(slot)
+    }
+
+    fn discard(&self, slots: Range<u32>) {
+        // Slots that keep their memory only take more than they need.
+        let _ = self.descriptor().map(|file| swap_discard::discard_slots(file, slots));
     }
 }
