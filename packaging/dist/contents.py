@@ -12,7 +12,10 @@ from pathlib import Path
 from . import elf
 
 REPO = Path(__file__).resolve().parents[2]
-BUILT = REPO / "target/release"
+# FOLIOMEM_BUILT names another folder with programs: tests make packages of the programs under test.
+BUILT = Path(os.environ.get("FOLIOMEM_BUILT") or REPO / "target/release")
+# How much time compression takes: gzip's and xz's scale to 9. Tests, whose packages live for seconds, set it.
+LEVEL = int(os.environ.get("FOLIOMEM_DIST_LEVEL") or 9)
 NAME = "foliomem"
 COMMAND = "foliomem"
 # Programs that `foliomem lab` and `foliomem bench` start.

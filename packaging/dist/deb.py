@@ -7,7 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from .contents import DESCRIPTION, NAME, REPO, SUMMARY, VERSION, Tree, epoch, fresh, glibc, python_module, run, whole
+from .contents import DESCRIPTION, LEVEL, NAME, REPO, SUMMARY, VERSION, Tree, epoch, fresh, glibc, python_module, run, whole
 
 MAINTAINER = "The foliomem authors <foliomem@invalid.invalid>"
 MODULES = "lib/python3/dist-packages/"
@@ -109,5 +109,5 @@ def build(out: Path) -> list[Path]:
         (scripts / name).write_text(text)
         (scripts / name).chmod(0o755)
     target = out / f"{NAME}_{REVISION}_amd64.deb"
-    run(["dpkg-deb", "--root-owner-group", "-Zxz", "--build", root, target])
+    run(["dpkg-deb", "--root-owner-group", "-Zxz", f"-z{min(LEVEL, 6)}", "--build", root, target])
     return [target]

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .contents import LICENSE, NAME, SUMMARY, VERSION, epoch, fresh, programs
+from .contents import LEVEL, LICENSE, NAME, SUMMARY, VERSION, epoch, fresh, programs
 from .tarball import tar_of
 
 PREFIX = "usr/local"
@@ -38,7 +38,7 @@ def build(out: Path) -> list[Path]:
         return blob(json.dumps(value, indent=1).encode(), kind)
 
     files = tar_of(programs(with_companions=False), PREFIX)
-    layer = blob(gzip.compress(files, 9, mtime=0), "layer.v1.tar+gzip")
+    layer = blob(gzip.compress(files, LEVEL, mtime=0), "layer.v1.tar+gzip")
     created = datetime.datetime.fromtimestamp(epoch(), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     labels = {
         "org.opencontainers.image.title": NAME,

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from .contents import NAME, REPO, VERSION, Tree, epoch, whole
+from .contents import LEVEL, NAME, REPO, VERSION, Tree, epoch, whole
 
 
 def tar_of(tree: Tree, prefix: str) -> bytes:
@@ -36,5 +36,5 @@ def build(out: Path) -> list[Path]:
     tree.add("install.sh", REPO / "packaging/install.sh", 0o755)
     name = f"{NAME}-{VERSION}-linux-x86_64"
     target = out / f"{name}.tar.gz"
-    target.write_bytes(gzip.compress(tar_of(tree, name), 9, mtime=0))
+    target.write_bytes(gzip.compress(tar_of(tree, name), LEVEL, mtime=0))
     return [target]

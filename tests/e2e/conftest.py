@@ -278,6 +278,12 @@ def cli(*args, env=None, cwd=None, timeout=20):
     return Running([BIN, *args], clean_env(env), cwd).finish(timeout)
 
 
+def make_packages(*args):
+    """Runs scripts/dist with these arguments, on the programs under test."""
+    env = {"FOLIOMEM_BUILT": Path(BIN).resolve().parent, "FOLIOMEM_DIST_LEVEL": 1}
+    return plain([PYTHON, REPO / "scripts/dist", *args], env=env, timeout=120)
+
+
 # ---- what every run must show ----------------------------------------------------------------------------------
 
 def assert_swapped(result):

@@ -15,13 +15,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import BIN, REPO, foliomem_only, plain, soak_only
+from conftest import BIN, REPO, foliomem_only, make_packages, plain, soak_only
 from debian_roots import LIMITED, PROGRAM, Root, needs_root
 
-pytestmark = [
-    foliomem_only,
-    pytest.mark.skipif(Path(BIN).resolve() != REPO / "target/release/foliomem", reason="packages are made of target/release"),
-]
+pytestmark = foliomem_only
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +28,7 @@ def dist(tmp_path_factory):
 
     def part(name):
         if name not in made:
-            argv = [sys.executable, REPO / "scripts/dist", "--out", out, name]
-            made[name] = Path(plain(argv, timeout=120).ok().out.decode().split()[-1])
+            made[name] = Path(make_packages("--out", out, name).ok().out.decode().split()[-1])
         return made[name]
 
     return part
@@ -50,9 +46,9 @@ def test_the_same_sources_give_the_same_packages(dist, tmp_path):
     parts = ["wheel", "tarball", "deb", *(["rpm"] if shutil.which("rpmbuild") else [])]
     for part in parts:
         first = dist(part)
-        plain([sys.executable, REPO / "scripts/dist", "--out", tmp_path, part], timeout=120).ok()
+        make_packages("--out", tmp_path, part).ok()
         assert (tmp_path / first.name).read_bytes() == first.read_bytes(), part
-    assert plain([sys.executable, REPO / "scripts/dist", "floppy"]).code == 2
+    assert make_packages("floppy").code == 2
 
 
 @needs_root

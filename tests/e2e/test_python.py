@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, LONG, MIB, REPO, clean_env, foliomem_only, plain
+from conftest import BIN, LONG, MIB, clean_env, foliomem_only, make_packages, plain
 
 pytestmark = foliomem_only
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
@@ -28,9 +28,7 @@ def interpreter(version):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel of the binaries under test."""
-    if Path(BIN).resolve() != REPO / "target/release/foliomem":
-        pytest.skip("the wheel is made of target/release")
-    made = plain([sys.executable, REPO / "scripts/dist", "--out", tmp_path_factory.mktemp("dist"), "wheel"], timeout=60).ok()
+    made = make_packages("--out", tmp_path_factory.mktemp("dist"), "wheel").ok()
     return Path(made.out.decode().split()[-1])
 
 
