@@ -16,7 +16,13 @@ programs := -p foliomem-agent -p foliomem-lab -p foliomem-bench
 # foliomem itself needs no library of the system.
 static := x86_64-unknown-linux-musl
 
-.PHONY: build programs dist demo lint unit check test e2e doc soak soundness msrv bench
+# The programs of the tests: conftest.py finds the others beside foliomem.
+tested := $(CURDIR)/target/tested
+as_tested := --config scripts/tested.toml
+# As the release: an agent that could unwind would need a library of the system.
+aborts := --config 'profile.dev.panic="abort"'
+
+.PHONY: build programs test-programs dist demo lint unit check test e2e doc soak soundness msrv bench
 
 build:
 	scripts/setup
@@ -26,6 +32,15 @@ programs:
 	cargo build --release $(programs)
 	cargo build --release --target $(static) -p foliomem-cli
 	install -m 755 $(CARGO_TARGET_DIR)/$(static)/release/foliomem $(CARGO_TARGET_DIR)/release/foliomem
+
+# Without LTO, and with the dependencies that unit tests and lints need as well: nothing is compiled twice.
+test-programs:
+	cargo build $(as_tested) -p foliomem-lab -p foliomem-bench
+	cargo build $(as_tested) $(aborts) -p foliomem-agent
+	cargo build $(as_tested) $(aborts) --target $(static) -p foliomem-cli
+	mkdir -p $(tested)
+	cd $(CARGO_TARGET_DIR)/debug && install -m 755 foliomem-lab foliomem-bench foliomem-bench-access foliomem-bench-swap \
+		libfoliomem_agent.so ../$(static)/debug/foliomem $(tested)
 
 dist: build
 	scripts/setup dist
@@ -50,9 +65,10 @@ check:
 	$(MAKE) lint unit
 
 # Builds and lints need all CPUs, and so do tests: only setting up waits for something else.
+test: export CARGO_INCREMENTAL = 0
 test:
 	scripts/setup
-	scripts/setup test & $(MAKE) programs && wait $$!
+	scripts/setup test & $(MAKE) test-programs && wait $$!
 	$(MAKE) lint unit
 	scripts/soundness shuttle
 	$(python) -m mypy --config-file python/foliomem_lab/pyproject.toml python/foliomem_lab/src
@@ -62,6 +78,8 @@ test:
 	$(MAKE) e2e
 
 # Two workers, then what must have the machine for itself.
+# Other programs than those of test-programs: make e2e FOLIOMEM_BIN=PATH
+e2e: export FOLIOMEM_BIN ?= $(tested)/foliomem
 e2e: export FOLIOMEM_MOVED = $(CURDIR)/target/moved
 e2e:
 	rm -rf $(FOLIOMEM_MOVED) && mkdir -p $(FOLIOMEM_MOVED)
