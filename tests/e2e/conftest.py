@@ -48,8 +48,9 @@ foliomem_only = pytest.mark.skipif(PLAIN, reason="needs foliomem itself")
 alone = pytest.mark.alone
 # Marks tests that change who may use userfaultfd on the machine, or its cgroups: one worker runs all of them.
 in_turns = pytest.mark.xdist_group("in turns")
-# Marks tests of which only the first case runs under torture, unless FOLIOMEM_LONG=1.
-few_tortures = pytest.mark.few_tortures
+# Marks a matrix of which an ordinary run has each value of each parameter once, and the first case under torture; all with
+# FOLIOMEM_LONG=1.
+few_cases = pytest.mark.few_cases
 # Marks the cases of a test matrix that an ordinary run skips: it runs one representative.
 soak_only = pytest.mark.skipif(not LONG, reason="one of many: FOLIOMEM_LONG=1")
 # Modules and fixtures that change who may use userfaultfd.
@@ -58,7 +59,7 @@ WHO_MAY = {"test_chromium", "test_sandboxes", "device_open_to_all", "userfaultfd
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: must not run beside other tests")
-    config.addinivalue_line("markers", "few_tortures: only the first case runs under torture")
+    config.addinivalue_line("markers", "few_cases: each value of a parameter runs once, and one case under torture")
     # A shell that starts the tests in the background, and nohup, ignore these signals. Programs that the tests start
     # would inherit that.
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
@@ -74,12 +75,17 @@ def pytest_itemcollected(item):
 
 
 def pytest_collection_modifyitems(items):
-    tortured = set()
+    seen = set()
     for item in items:
-        if not LONG and item.get_closest_marker("few_tortures") and item.callspec.params.get("torture"):
-            if item.function in tortured:
-                item.add_marker(pytest.mark.skip(reason="the first case runs under torture, all with FOLIOMEM_LONG=1"))
-            tortured.add(item.function)
+        if LONG or not item.get_closest_marker("few_cases"):
+            continue
+        values = dict(item.callspec.params)
+        # Under torture only the first case counts, whatever its values.
+        shown = {(item.function, "torture")} if values.pop("torture", False) else set()
+        shown = shown or {(item.function, name, repr(value)) for name, value in values.items()}
+        if shown <= seen:
+            item.add_marker(pytest.mark.skip(reason="other cases have its values: FOLIOMEM_LONG=1"))
+        seen |= shown
 
 
 # ---- counters that have moved ----

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from conftest import assert_swapped, few_tortures, foliomem, plain
+from conftest import assert_swapped, few_cases, foliomem, plain
 
 BY_PIPE = ["vmsplice", "fifo", "tee", "child", "onward"]
 BY_SOCKET = ["zerocopy", "sendzc", "fixed"]
@@ -25,19 +25,19 @@ def is_right(program, *arguments, torture=False):
     return result
 
 
-@few_tortures
+@few_cases
 @pytest.mark.parametrize("how", BY_PIPE + BY_SOCKET)
 def test_pages_lent_by_inline_calls_reach_the_reader_as_they_were(built, how, torture):
     is_right(built("by_reference.c"), how, torture=torture)
 
 
-@few_tortures
+@few_cases
 @pytest.mark.parametrize("how", ["vmsplice", "onward", "sendzc"])
 def test_pages_lent_after_memory_was_swapped_out_reach_the_reader_as_they_were(built, how, torture):
     is_right(built("by_reference.c"), how, "late", torture=torture)
 
 
-@few_tortures
+@few_cases
 @pytest.mark.parametrize("when", ["swift", "slow", "threads"])
 @pytest.mark.parametrize("way", ["inline", "pidfd"])
 def test_a_guard_discards_content_that_was_swapped_out(built, way, when, torture):
@@ -53,7 +53,7 @@ def inline_library(built, monkeypatch):
     monkeypatch.setenv("INLINE_CALLS", str(built("inline_call.c", "-shared", "-fPIC")))
 
 
-@few_tortures
+@few_cases
 @pytest.mark.parametrize("when", ["swift", "slow", "threads"])
 @pytest.mark.parametrize("way", ["inline", "pidfd"])
 def test_a_guard_by_a_library_that_is_loaded_late_discards_content(built, inline_library, way, when, torture):
@@ -63,7 +63,7 @@ def test_a_guard_by_a_library_that_is_loaded_late_discards_content(built, inline
         assert result.stats["vmstat"]["unseen_callers"] == 1
 
 
-@few_tortures
+@few_cases
 @pytest.mark.parametrize("when", ["swift", "threads"])
 @pytest.mark.parametrize("way", ["function", "syscall", "pidfd-syscall", "handle", "namespace"])
 def test_a_guard_by_the_c_library_is_seen_whichever_way_it_is_called(built, way, when, torture):
@@ -72,7 +72,7 @@ def test_a_guard_by_the_c_library_is_seen_whichever_way_it_is_called(built, way,
         assert result.stats["vmstat"]["unseen_callers"] == 0
 
 
-@few_tortures
+@few_cases
 @pytest.mark.parametrize("when", [(), ("late",)])
 @pytest.mark.parametrize("how", ["vmsplice", "tee", "zerocopy"])
 def test_pages_lent_by_a_library_that_is_loaded_late_stay_as_they_were(built, inline_library, how, when, torture):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import BIN, LONG, foliomem, foliomem_only, plain
+from conftest import BIN, few_cases, foliomem, foliomem_only, plain
 
 AGENT = Path(BIN).with_name("libfoliomem_agent.so")
 # What the agent may import, and why.
@@ -48,6 +48,7 @@ def test_no_hook_of_the_agent_is_called_by_its_name():
     assert bound & names("--defined-only") == set()
 
 
+@few_cases
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 @pytest.mark.parametrize("own", ["MEMORY", "CALLS", "LOCKS", "MALLOC"])
 def test_a_program_with_functions_of_its_own_runs_as_plain(built, own, codec, torture):
@@ -78,10 +79,9 @@ def sanitized(compiler, tmp_path):
     return compile_c
 
 
+@few_cases
 @pytest.mark.parametrize("kind", SANITIZERS)
 def test_a_sanitized_program_runs_as_plain(sanitized, kind, torture):
-    if torture and kind == "thread" and not LONG:
-        pytest.skip("takes half a minute: FOLIOMEM_LONG=1")
     options = {"ASAN_OPTIONS": "detect_leaks=0", "LSAN_OPTIONS": "detect_leaks=0"}
     result = foliomem([sanitized(kind), 64], "400M", torture=torture, timeout=120, env=options).ok()
     assert result.out == b"OK\n"

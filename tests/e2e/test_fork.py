@@ -2,13 +2,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import LONG, MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, same_as_plain
+from conftest import LONG, MIB, PROGRAMS, PYTHON, assert_swapped, few_cases, foliomem, foliomem_only, plain, same_as_plain
 
 
-@pytest.mark.parametrize("mode", ["pool", "nested", "both", "spawn"])
+@few_cases
+@pytest.mark.parametrize("mode", ["both", "nested", "pool", "spawn"])
 def test_python_forks(mode, torture):
-    if torture and mode in ("pool", "spawn") and not LONG:
-        pytest.skip("imports half a minute's modules, and the others fork as well: FOLIOMEM_LONG=1")
     # The pool has twelve tasks, each of which changes a MiB of its own.
     if mode == "pool":
         size, limit = (12, "24M") if torture else (32, "48M")
@@ -67,7 +66,7 @@ def test_many_threads_begin_at_once_on_stacks_that_may_go_out(built, mode):
 
 def test_many_children_at_once(built):
     """Each child has an agent, and most get no CPU. Once 200 children took minutes and kept all CPUs busy."""
-    assert same_as_plain([built("crowd.c"), 100, 120], "64M", False, timeout=120).out == b"wrong 0\n"
+    assert same_as_plain([built("crowd.c"), 100, 120 if LONG else 60], "64M", False, timeout=120).out == b"wrong 0\n"
 
 
 def test_shell_pipeline(torture):

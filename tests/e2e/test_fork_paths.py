@@ -1,6 +1,6 @@
 """Forks by every path into the C library, on little stack, from handlers, and of programs that use SIGSYS themselves."""
 import pytest
-from conftest import PYTHON, foliomem, plain
+from conftest import PYTHON, few_cases, foliomem, plain
 
 # System calls that an agent might make around a fork.
 ERRNO_CALLS = {13: "rt_sigaction", 14: "rt_sigprocmask", 39: "getpid", 157: "prctl", 186: "gettid", 131: "sigaltstack",
@@ -35,11 +35,13 @@ def test_a_child_has_its_memory_whatever_the_path_of_the_fork(built, library, ho
     check([built("fork_paths.c"), mib(torture), how, *([library] if how in ("deepbind", "namespace") else [])], torture)
 
 
+@few_cases
 @pytest.mark.parametrize("call", [("fork",), ("_Fork",), ("syscall", 57), ("syscall", 56, 17, 0, 0, 0, 0)], ids=lambda call: "-".join(map(str, call[:2])))
 def test_a_fork_by_ctypes_has_its_memory(call, torture):
     check([PYTHON, "-c", CTYPES, *call], torture)
 
 
+@few_cases
 @pytest.mark.parametrize("what", ["thread", "program", "fork", "all"])
 def test_atfork_handlers_may_start_threads_and_programs_and_fork(built, what, torture):
     check([built("fork_handlers.c"), mib(torture), what], torture)
@@ -52,6 +54,7 @@ def test_a_fork_needs_no_more_stack_than_without_foliomem(built, torture):
     check([program, mib(torture), least], torture)
 
 
+@few_cases
 @pytest.mark.parametrize("how", ["handler", "blocked", "ignored", "threads", "dispatch", "dispatched"])
 def test_sigsys_stays_the_programs_over_forks(built, how, torture):
     check([built("fork_sigsys.c"), mib(torture), how], torture)

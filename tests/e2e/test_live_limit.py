@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, LONG, MIB, PYTHON, clean_env, cli, few_tortures, foliomem_only, start
+from conftest import BIN, LONG, MIB, PYTHON, clean_env, cli, few_cases, foliomem_only, start
 
 pytestmark = foliomem_only
 # Touches some MiB, says so, waits for a line, and verifies them: rows that compress, or random bytes.
@@ -183,7 +183,7 @@ def test_changes_are_in_the_trace(tmp_path):
     assert seen[0] == 512 and [limit for limit in seen if limit in limits] == limits, seen
 
 
-@few_tortures
+@few_cases
 def test_memory_is_right_while_the_limit_goes_up_and_down(stress, torture):
     mib, seconds = (64, 6) if torture else (192, 60 if LONG else 8)
     seed = random.randrange(1 << 32)

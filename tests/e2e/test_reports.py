@@ -8,12 +8,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import PYTHON, PLAIN, assert_swapped, clean_env, foliomem
+from conftest import LONG, PLAIN, PYTHON, assert_swapped, clean_env, few_cases, foliomem
 
 ALONE = ["user-namespace", "mount-namespace", "tasks", "signal-every-task", "waits", "sigchld", "subreaper", "session", "kill-group"]
 NOT_BY_FILE = "the kernel lets no fault of ptrace(2) or /proc/PID/mem wait: it fails with EIO and sends no message"
 SEEN_WHEN_ADOPTED = "the kernel makes an adopted companion an ordinary child of the adopting program"
-TIMES = 3
+# How often each program finds itself so.
+TIMES = 3 if LONG else 1
 FORK = ("import os, sys\n"
         "data = [bytes([i % 251]) * 65536 for i in range(int(sys.argv[1]) * 16)]\n"
         "child = os.fork()\n"
@@ -70,6 +71,7 @@ def test_a_fork_of_this_python_has_its_memory(torture):
     is_right([PYTHON, "-W", "error", "-c", FORK, 4 * mib(torture)], torture, times=1)
 
 
+@few_cases
 @pytest.mark.parametrize("when", ["early", "late"])
 @pytest.mark.parametrize("filter", ["errno", "kill", "own", "strict"])
 def test_a_filter_of_the_program_leaves_its_memory_alone(built, filter, when, torture):

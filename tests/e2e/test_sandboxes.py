@@ -3,7 +3,7 @@ import os
 import shutil
 
 import pytest
-from conftest import ORDINARY, PLAIN, foliomem, plain
+from conftest import ORDINARY, PLAIN, few_cases, foliomem, plain
 
 UNSHARE = ["unshare", "--fork", "--pid", "--user", "--map-root-user"]
 BWRAP = ["bwrap", "--unshare-all", "--die-with-parent"]
@@ -36,6 +36,7 @@ def check(argv, torture, lines=1, run=None):
     return got
 
 
+@few_cases
 @pytest.mark.parametrize("how, lines", [("zygote", 1), ("unshare", 1), ("root", 1), ("subreaper", 1), ("again", 2)])
 def test_a_sandboxed_process_has_its_memory_and_sees_no_companion(built, how, lines, torture):
     program = built("sandboxed.c")
@@ -44,6 +45,7 @@ def test_a_sandboxed_process_has_its_memory_and_sees_no_companion(built, how, li
     check([program, size(torture), how], torture, lines)
 
 
+@few_cases
 @pytest.mark.parametrize("sandbox", SANDBOXES.values(), ids=SANDBOXES)
 def test_a_program_in_a_sandbox_keeps_the_limit(built, sandbox, torture):
     if not works(sandbox):
@@ -64,6 +66,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @AS_ROOT
+@few_cases
 @pytest.mark.parametrize("how", ["user", "early-user"])
 def test_children_of_a_program_that_has_changed_its_user_keep_the_limit(built, how, torture):
     """The kernel opens neither the userfaultfd device nor the files of its own memory for such a child."""

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, PYTHON, assert_swapped, clean_env, few_tortures, foliomem, plain, start
+from conftest import PLAIN, PYTHON, assert_swapped, clean_env, few_cases, foliomem, plain, start
 from test_companion import Piped, who_runs
 from test_reports import NOT_BY_FILE
 
@@ -181,7 +181,7 @@ def leaks(got):
     return got.code, got.out, summary
 
 
-@few_tortures
+@few_cases
 @pytest.mark.parametrize("kind, mib, limit", [("leak", 64, "48M"), ("address", 100, "115M")])
 @pytest.mark.parametrize("loses", [[], ["leak"]], ids=["nothing", "memory"])
 def test_a_leak_checker_finds_the_same_in_a_program_that_is_swapped_out(built, kind, mib, limit, loses, torture):
