@@ -1,6 +1,6 @@
 """System calls that read from or write into buffers that are swapped out, or say something about them."""
 import pytest
-from conftest import assert_swapped, foliomem, plain, same_as_plain
+from conftest import LONG, assert_swapped, foliomem, plain, same_as_plain
 
 MODES = ["pipe", "file", "direct", "socket", "process_vm", "futex", "io_uring", "io_uring_fixed",
          "wipeonfork", "guard", "mlockall"]
@@ -27,7 +27,7 @@ def test_the_kernel_clears_the_words_of_threads_that_end(built, torture):
 
 def test_a_mapping_that_grows_page_by_page(built, torture):
     """Between being found and being registered it grows: what the kernel keeps apart then is made one for the next step."""
-    for _ in range(3):
+    for _ in range(3 if LONG else 1):
         same_as_plain([built("regrow.c"), 40 if torture else 80], "24M", torture)
 
 

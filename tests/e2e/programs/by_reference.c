@@ -24,7 +24,7 @@
 #define LENT_PAGES 256UL
 // The first round begins before anything is swapped out, the second one after.
 #define ROUNDS 2
-#define PRESSURE_PAGES (96UL << 8)
+#define PRESSURE_PAGES (72UL << 8)
 #ifndef MSG_ZEROCOPY
 #define MSG_ZEROCOPY 0x4000000
 #endif
@@ -63,7 +63,7 @@ static char *map(size_t pages) {
     return at;
 }
 
-// Writes three times the limit twice, so that older pages are swapped out and their frames reused.
+// Writes twice the limit, twice, so that older pages are swapped out and their frames reused.
 static void press(void) {
     static char *at;
     if (!at) at = map(PRESSURE_PAGES);

@@ -21,7 +21,7 @@
 
 #define PAGE 4096UL
 #define PAGES (12UL << 8)
-#define PRESSURE_PAGES (80UL << 8)
+#define PRESSURE_PAGES (64UL << 8)
 #define INSTALL 102
 #define REMOVE 103
 
