@@ -4,8 +4,8 @@
 //! A sandbox is [`SANDBOX`], a Python program that groups a data frame of ratings and then forks;
 //! the child idles while the parent waits. Sandboxes start one after the other, each when the
 //! others are idle and compressed. Their memory is the proportional set size (`Pss`) of all their
-//! processes, including foliomem's own, and zram's memory. A sandbox that makes this memory exceed
-//! the total, even for a moment, does not fit, and is ended.
+//! processes, including foliomem's own, and the memory of zram and of foliomem's shared stores. A
+//! sandbox that makes this memory exceed the total, even for a moment, does not fit, and is ended.
 //!
 //! Then each sandbox answers a query over all its data, in an order without a pattern. The next
 //! query follows when the last sandbox is idle again. Every answer must equal the sandbox's first.

@@ -1,6 +1,8 @@
 //! Measures the memory of a running process tree.
 
-use std::path::PathBuf;
+use foliomem_session::swap_file::SHARED_STORE_NAME;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -56,7 +58,8 @@ impl Drop for Sampler {
 }
 
 /// Returns the proportional bytes (`Pss`) of `pid` and all its descendants: a page that several
-/// processes share counts in parts. Processes that have exited count 0.
+/// processes share counts in parts. The shared store of a run counts, too. Processes that have
+/// exited count 0.
 pub(crate) fn proportional_bytes(pid: u32) -> u64 {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     let name = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
@@ -66,7 +69,18 @@ pub(crate) fn proportional_bytes(pid: u32) -> u64 {
     let has_programs_memory = is_agents && !executable.ends_with("foliomem");
     let sizes = || std::fs::read_to_string(dir.join("smaps_rollup")).unwrap_or_default();
     let own_bytes = if has_programs_memory { None } else { status_bytes(&sizes(), "Pss:") };
-    own_bytes.unwrap_or(0) + children(pid).into_iter().map(proportional_bytes).sum::<u64>()
+    let shared_bytes = if is_agents && !has_programs_memory { shared_store_bytes(&dir) } else { 0 };
+    own_bytes.unwrap_or(0) + shared_bytes + children(pid).into_iter().map(proportional_bytes).sum::<u64>()
+}
+
+/// Returns the memory of the shared store that the supervisor has open whose directory in /proc is
+/// `dir`. No process maps it.
+fn shared_store_bytes(dir: &Path) -> u64 {
+    let descriptors = std::fs::read_dir(dir.join("fd")).into_iter().flatten().flatten();
+    let is_store =
+        |path: &PathBuf| std::fs::read_link(path).is_ok_and(|file| file.to_string_lossy().contains(SHARED_STORE_NAME));
+    let store = descriptors.map(|descriptor| descriptor.path()).find(is_store);
+    store.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |file| file.blocks() * 512)
 }
 
 /// Returns the resident anonymous bytes of `pid` and all its descendants; processes that have
@@ -97,6 +111,7 @@ pub(crate) fn status_bytes(status: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::os::unix::fs::FileExt;
 
     proptest! {
         #[test]
@@ -125,5 +140,14 @@ mod tests {
         assert_eq!(anonymous(u32::MAX), 0);
         let proportional_bytes = proportional_bytes(std::process::id());
         assert!(proportional_bytes >= 64 << 20, "{}", memory.len());
+    }
+
+    #[test]
+    fn the_shared_store_of_a_supervisor_is_found() {
+        let own = Path::new("/proc/self");
+        assert_eq!(shared_store_bytes(own), 0);
+        let store = foliomem_session::swap_file::create_shared(4 << 20).unwrap();
+        std::fs::File::from(store.file.try_clone().unwrap()).write_all_at(&[1; 10_000], 1 << 20).unwrap();
+        assert_eq!(shared_store_bytes(own), 12 << 10);
     }
 }

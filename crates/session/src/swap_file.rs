@@ -134,11 +134,14 @@ pub struct Created {
     pub medium: Medium,
 }
 
+/// The name of a shared store, as `/proc/PID/fd` of its supervisor shows it.
+pub const SHARED_STORE_NAME: &str = "foliomem-shared-store";
+
 /// Creates a shared store of `bytes`: at least one cluster, and at most
 /// [`shared_pieces::MAX_BYTES`]. Fails if a system call fails.
 pub fn create_shared(bytes: u64) -> Result<Created, Errno> {
     let bytes = bytes.clamp(CLUSTER_BYTES, shared_pieces::MAX_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES;
-    let file = fs::memfd_create(c"foliomem-shared-store", fs::MemfdFlags::CLOEXEC)?;
+    let file = fs::memfd_create(SHARED_STORE_NAME, fs::MemfdFlags::CLOEXEC)?;
     fs::ftruncate(&file, bytes)?;
     let discard = swap_discard::probe(&file, Backing::File);
     let (io_mode, medium) = (IoMode::Buffered, Medium::Memory);

@@ -61,6 +61,11 @@ pub struct FilePlace {
 }
 
 impl FilePlace {
+    /// Returns whether a piece can begin at this offset in a slot.
+    pub const fn may_begin_at(offset_bytes: u32) -> bool {
+        offset_bytes < PAGE_BYTES as u32 && offset_bytes.is_multiple_of(PIECE_ALIGN_BYTES)
+    }
+
     /// Returns the number of slots that hold bytes of the piece.
     pub const fn slots(&self) -> u32 {
         (self.offset_bytes + self.len_bytes).div_ceil(PAGE_BYTES as u32)

@@ -25,6 +25,7 @@ use crate::runtime::Runtime;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
 use foliomem_core::pacing::Watermarks;
 use foliomem_session::cluster_ownership::Event;
+use foliomem_session::swap_file::Medium;
 use foliomem_sys::errno_text::ErrnoText;
 use foliomem_sys::identity;
 use foliomem_sys::maps;
@@ -166,10 +167,10 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
         let opened = handed.map_or_else(|| control.swap().open(), Ok);
         match opened.or_else(|errno| given().ok_or(errno)) {
             Ok(file) => swap_file = Some(file),
-            Err(errno) if control.swap().is_news(Event::Open) => {
+            // Without the shared store, a process only keeps its pieces for itself.
+            Err(errno) if control.swap().medium() == Medium::Disk && control.swap().is_news(Event::Open) => {
                 control.notice(format_args!(
-                    "a process cannot open the {}: {}: it goes on without it",
-                    control.swap().medium().file_name(),
+                    "a process cannot open the swap file: {}: it goes on without it",
                     ErrnoText(errno)
                 ));
             }

@@ -204,7 +204,9 @@ impl ports::SharedStore<Worker> for Swap {
         let published = self.space.shared.find(piece.checksum)?;
         let PublishedPiece { first, offset_bytes, len_bytes, generation, nonce, tag } = published;
         let place = FilePlace { first, offset_bytes, len_bytes, seal: Seal { nonce, tag } };
-        Some(Offer { place, generation })
+        // The program may have overwritten any of these words.
+        let is_place = first.cluster().0 < self.space.clusters() && FilePlace::may_begin_at(offset_bytes);
+        is_place.then_some(Offer { place, generation })
     }
 
     fn is_equal(&self, worker: &mut Worker, piece: &Piece<'_>, place: &FilePlace) -> bool {
