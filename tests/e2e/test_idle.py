@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, MIB, alone, clean_env, cli, foliomem, foliomem_only, read_text, start
+from conftest import BIN, MIB, alone, clean_env, cli, foliomem, foliomem_only, note_moved, read_text, start
 
 pytestmark = foliomem_only
 # Touches memory that compresses, sleeps until a line comes, verifies it, and again to the end of its input.
@@ -100,7 +100,9 @@ class Run:
         assert self.run.stdout.readline() == b"good\n", self.run.communicate(timeout=60)
 
     def status(self):
-        return json.loads(cli("ctl", self.run.pid, "status", "--json").ok().out)
+        figures = json.loads(cli("ctl", self.run.pid, "status", "--json").ok().out)
+        note_moved(figures)
+        return figures
 
     def until(self, holds, what):
         """Waits until the status is as wanted."""
