@@ -411,6 +411,37 @@ mod tests {
     }
 
     #[test]
+    fn the_shared_store_is_a_part_of_the_tree() {
+        const PAGE: u64 = PAGE_BYTES as u64;
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let process = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
+        process.measured_bytes.store(30 * PAGE, Ordering::Relaxed);
+        process.anon_bytes.store(30 * PAGE, Ordering::Relaxed);
+        process.counters.store.orig_data_size.set(100 * PAGE);
+        process.counters.store.mem_used_total.set(10 * PAGE);
+        control.set_shared_store_bytes(20 * PAGE);
+        assert_eq!(control.tree_measured_bytes(), 50 * PAGE);
+        assert_eq!(control.tree_anon_bytes(), (50 * PAGE, 1));
+        assert_eq!(control.tree_needed_bytes(), 120 * PAGE, "what is stored counts uncompressed");
+    }
+
+    #[test]
+    fn relatives_come_from_one_process_by_forks() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        // All slots have the living process of the test.
+        let [parent, child, grandchild, other] =
+            [(); 4].map(|()| control.claim_slot(rustix::process::getpid()).unwrap());
+        assert!([parent, other].iter().all(|&slot| !control.has_relatives(slot)));
+        control.note_fork(child, parent);
+        control.note_fork(grandchild, child);
+        assert!([parent, child, grandchild].iter().all(|&slot| control.has_relatives(slot)));
+        assert!(!control.has_relatives(other));
+        control.process(parent).mark_ended();
+        control.process(child).mark_ended();
+        assert!(!control.has_relatives(grandchild), "all others have ended");
+    }
+
+    #[test]
     fn overwritten_sizes_of_processes_do_no_harm() {
         let (control, _fd) = Control::create(&configuration()).unwrap();
         control.set_unmanaged_bytes(5);
