@@ -35,14 +35,11 @@ pub fn probe(file: impl AsFd, backing: Backing) -> Discard {
 /// # Errors
 /// Fails with `OPNOTSUPP` for [`Discard::Never`], or if the file system or the device refuses.
 pub fn discard(file: impl AsFd, how: Discard, cluster: ClusterNumber) -> Result<(), Errno> {
-    let start = cluster.slots().start.offset_bytes();
     match how {
         Discard::Never => Err(Errno::OPNOTSUPP),
-        Discard::ForRoom => {
-            fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, start, CLUSTER_BYTES)
-        }
+        Discard::ForRoom => discard_slots(file, cluster.slots().start.0..cluster.slots().end.0),
         Discard::ForDevice => {
-            let mut range = [start, CLUSTER_BYTES];
+            let mut range = [cluster.slots().start.offset_bytes(), CLUSTER_BYTES];
             // SAFETY: BLKDISCARD reads two words, start and length in bytes, and touches no other
             // memory.
             unsafe { raw_ioctl::call(file, linux_raw_sys::ioctl::BLKDISCARD as Opcode, &mut range) }.map(drop)
@@ -50,7 +47,7 @@ pub fn discard(file: impl AsFd, how: Discard, cluster: ClusterNumber) -> Result<
     }
 }
 
-/// Gives the memory of `slots` of a file in memory back.
+/// Punches a hole in the place of `slots` of a file.
 ///
 /// # Errors
 /// The system call fails.

@@ -9,7 +9,8 @@
 //! A piece stays pinned meanwhile, as during writeback.
 
 use super::Engine;
-use crate::ports::{Clock, Offer, Ports, SharedStore, SwapDevice};
+use super::write_back::Writing;
+use crate::ports::{Clock, Offer, Ports, SharedStore};
 use crate::store::{BatchPieces, Piece, Pinned, Which};
 use crate::sync::atomic::Ordering::Relaxed;
 
@@ -49,7 +50,10 @@ impl<P: Ports> Engine<P> {
                 break;
             }
         }
-        freed_bytes += self.write_shared(worker, (shared, device), batch);
+        if let Ok(batch) = self.store.place_batch(&runs, self.ports.clock().cpu(), batch) {
+            let mut writing = Writing::begin(device, worker, batch);
+            freed_bytes += self.finish_write_out(worker, &mut writing);
+        }
         if freed_bytes > 0 {
             self.saved_in_pass_bytes.fetch_add(freed_bytes, Relaxed);
             return Sharing::More;
@@ -71,28 +75,5 @@ impl<P: Ports> Engine<P> {
         let freed_bytes = self.store.join(&self.runs(), pinned, &place, generation, is_equal)?;
         self.counters().backing.joined.inc();
         Ok(freed_bytes)
-    }
-
-    /// Writes a batch and publishes its pieces. Returns the bytes that this frees.
-    fn write_shared(
-        &self,
-        worker: &mut P::Worker,
-        (shared, device): (&P::SharedStore, &P::SwapDevice),
-        batch: BatchPieces<'_>,
-    ) -> u64 {
-        let (runs, backing) = (self.runs(), &self.counters().backing);
-        let Ok(batch) = self.store.place_batch(&runs, self.ports.clock().cpu(), batch) else { return 0 };
-        let mut seals = Vec::with_capacity(batch.pieces().len());
-        device.begin_write(worker, &batch, &mut seals);
-        if device.finish_write(worker).is_err() {
-            backing.failed_writes.inc();
-            self.store.abandon_write_back(&runs, batch);
-            return 0;
-        }
-        backing.bd_writes.add(batch.slots().into());
-        for ((piece, start_bytes), &seal) in batch.pieces().zip(&seals) {
-            shared.publish(piece, &batch.place(piece, start_bytes, seal));
-        }
-        self.store.finish_write_back(&runs, batch, &seals)
     }
 }

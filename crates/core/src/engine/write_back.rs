@@ -7,7 +7,7 @@
 
 use super::Engine;
 use crate::homes::Urgency;
-use crate::ports::{Clock, Corrupted, Pieces, Ports, SwapDevice};
+use crate::ports::{Clock, Corrupted, Pieces, Ports, SharedStore, SwapDevice};
 use crate::run_tokens::RunMut;
 use crate::store::{MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -20,10 +20,17 @@ const PAUSE: u32 = 64;
 /// The unfinished write to the file of one reclaim call.
 pub(super) struct Writing<'a, P: Ports>(Option<(&'a P::SwapDevice, WriteBatch<'a>, Vec<Seal>)>);
 
-impl<P: Ports> Writing<'_, P> {
+impl<'a, P: Ports> Writing<'a, P> {
     /// No write.
     pub(super) fn none() -> Self {
         Writing(None)
+    }
+
+    /// Starts writing `batch`.
+    pub(super) fn begin(device: &'a P::SwapDevice, worker: &mut P::Worker, batch: WriteBatch<'a>) -> Self {
+        let mut seals = Vec::with_capacity(batch.pieces().len());
+        device.begin_write(worker, &batch, &mut seals);
+        Writing(Some((device, batch, seals)))
     }
 
     /// Returns the pages of the store that the write frees if it succeeds.
@@ -91,14 +98,14 @@ impl<P: Ports> Engine<P> {
                 return None;
             }
         };
-        let mut seals = Vec::with_capacity(batch.pieces().len());
-        device.begin_write(worker, &batch, &mut seals);
+        let begun = Writing::begin(device, worker, batch);
         let freed_bytes = self.finish_write_out(worker, writing);
-        writing.0 = Some((device, batch, seals));
+        *writing = begun;
         Some(freed_bytes)
     }
 
-    /// Finishes the unfinished write, if there is one; returns the bytes that this freed.
+    /// Finishes the unfinished write, if there is one, and publishes its pieces in a shared store;
+    /// returns the bytes that this freed.
     pub(super) fn finish_write_out(&self, worker: &mut P::Worker, writing: &mut Writing<'_, P>) -> u64 {
         let Some((device, batch, seals)) = writing.0.take() else { return 0 };
         let backing = &self.counters().backing;
@@ -109,6 +116,11 @@ impl<P: Ports> Engine<P> {
             return 0;
         }
         backing.bd_writes.add(batch.slots().into());
+        if let Some(shared) = self.ports.shared_store() {
+            for ((piece, start_bytes), &seal) in batch.pieces().zip(&seals) {
+                shared.publish(piece, &batch.place(piece, start_bytes, seal));
+            }
+        }
         self.store.finish_write_back(&self.runs(), batch, &seals)
     }
 
