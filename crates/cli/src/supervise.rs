@@ -336,9 +336,8 @@ impl Run {
                 ProgramEvent::Nothing => {}
             }
             self.look()?;
-            // Processes that end together with the run are not reaped, so the report shows what
-            // they held.
-            self.control.reap();
+            // The report shows what the program held at its end, which is before its exit.
+            self.control.reap_except(self.child.pid());
             if let Some(process) = self.control.unattended() {
                 self.control.fail(format_args!(
                     "the companion process of process {} was killed: stopped, because nothing keeps its limit any more",

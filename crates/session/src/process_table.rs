@@ -221,13 +221,26 @@ impl Control {
     ///
     /// A process of another pid namespace cannot tell which processes have ended, and frees none.
     pub fn reap(&self) -> usize {
+        self.reap_where(|_| true)
+    }
+
+    /// Reaps as [`Self::reap`] does, but leaves `program` as it was at its end, for the report. A
+    /// program that it executed in its place is another one.
+    pub fn reap_except(&self, program: Pid) -> usize {
+        let program = program.as_raw_nonzero().get() as u32;
+        let goes_on = || self.living().any(|other| other.pid.load(Ordering::Relaxed) == program && !other.is_gone());
+        self.reap_where(|pid| pid != program || goes_on())
+    }
+
+    fn reap_where(&self, may_reap: impl Fn(u32) -> bool) -> usize {
         if identity::is_nested() {
             return 0;
         }
-        let gone: Vec<SlotIndex> = self.slots().filter(|&slot| self.process(slot).is_gone()).collect();
+        let is_reapable = |slot: SlotIndex| self.process(slot).is_gone() && may_reap(self.pid(slot));
+        let gone: Vec<SlotIndex> = self.slots().filter(|&slot| is_reapable(slot)).collect();
         for &slot in &gone {
             let pid = self.pid(slot);
-            if self.process(slot).is_gone() {
+            if is_reapable(slot) {
                 self.retire(slot, pid);
                 let _ = self.try_claim(slot, pid, 0);
             }

@@ -573,4 +573,21 @@ mod tests {
         assert_eq!(control.claim_slot(me).unwrap(), mine);
         assert_eq!(control.process(mine).counters.vm.pgfault.get(), 0);
     }
+
+    #[test]
+    fn what_the_program_held_at_its_end_is_kept_for_the_report() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let program = rustix::process::getpid();
+        let first = control.claim_slot(program).unwrap();
+        let held = |slot| &control.process(slot).counters.store.mem_used_total;
+        held(first).set(5);
+        control.process(first).mark_ended();
+        assert_eq!((control.reap_except(program), held(first).get()), (0, 5));
+        // The program was executed by another one in its place.
+        let second = control.claim_slot(program).unwrap();
+        held(second).set(7);
+        assert_eq!((control.reap_except(program), control.sum().store.mem_used_total.get()), (1, 7));
+        control.process(second).mark_ended();
+        assert_eq!((control.reap_except(program), control.sum().store.mem_used_total.get()), (0, 7));
+    }
 }
