@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from foliomem import FoliomemError, Level
 from foliomem._command import options, outside_environment
 from foliomem._control import Gauge
 from foliomem._jupyter import kernel_folder
+from foliomem.kernel import is_in_cell
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -68,3 +70,21 @@ def test_a_kernel_has_a_name_that_is_a_folder() -> None:
         kernel_folder(args)
     args.name = "big-4G"
     assert str(kernel_folder(args)) == "/tmp/share/jupyter/kernels/big-4G"
+
+
+def test_cells_are_interrupted_but_not_the_kernel() -> None:
+    seen: dict[str, bool] = {}
+
+    def module(name: str, source: str, **names: Any) -> dict[str, Any]:
+        space: dict[str, Any] = {"__name__": name, "look": lambda place: seen.update({place: is_in_cell(sys._getframe(1))}), **names}
+        exec(source, space)
+        return space
+
+    library = module("numpy.random", "def call(place): look(place)")
+    stream = module("ipykernel.iostream", "def write(place): look(place)")
+    shell = module("IPython.core.interactiveshell", "def run_code(cell, space):\n    look('shell')\n    exec(cell, space)\n"
+                                                    "    show('traceback')\ndef show(place): look(place)")
+    cell = module("__main__", "", call=library["call"], write=stream["write"])
+    module("ipykernel.kernelbase", "def serve(run_code, *cell):\n    look('message')\n    run_code(*cell)")["serve"](
+        shell["run_code"], "look('cell')\ncall('library')\nwrite('print')", cell)
+    assert seen == {"message": False, "shell": False, "cell": True, "library": True, "print": False, "traceback": False}

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from foliomem._control import Gauge, Level, Watch, inside
@@ -17,6 +18,8 @@ from foliomem._control import Gauge, Level, Watch, inside
 INTERVAL = 0.1
 # A run that is over its limit is interrupted again when it has grown by this share of it.
 GROWTH = 1 / 32
+# An exception in these would cost a message to or from Jupyter.
+KERNEL_PACKAGES = {"ipykernel", "jupyter_client", "zmq", "IPython"}
 
 
 def parent_of(pid: int) -> int | None:
@@ -34,6 +37,8 @@ class Guard:
         self.jupyter, self.supervisor = jupyter, os.getppid()
         self.gauge = Gauge()
         self.interrupted_at = 0
+        # Why the cell is interrupted, from the signal to its handler.
+        self.reason: str | None = None
 
     def look(self, figures: dict[str, Any]) -> None:
         if self.jupyter is not None and parent_of(self.supervisor) not in (self.jupyter, None):
@@ -45,25 +50,77 @@ class Guard:
             self.interrupted_at = pressure.taken_bytes
             self.interrupt(pressure.limit_bytes)
 
-    @staticmethod
-    def interrupt(limit_bytes: int) -> None:
+    def interrupt(self, limit_bytes: int) -> None:
         """Interrupts the cell that runs; between cells the kernel ignores this."""
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            print(f"foliomem: this cell's data does not fit into the limit of {limit_bytes / 2**20:.0f} MiB: interrupted",
-                  file=sys.stderr)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is signal.SIG_IGN:
+            return
+        reason = f"foliomem: this cell's data does not fit into the limit of {limit_bytes / 2**20:.0f} MiB: interrupted"
+        if handler == self.handle_interrupt:
+            self.reason = reason
+        else:
+            # The cell, or ipykernel for an asynchronous one, has a handler of its own.
+            print(reason, file=sys.stderr)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def handle_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The handler while the kernel serves a message. Raises in a cell only: anywhere else the kernel would lose the
+        message, or never look at another one."""
+        reason, self.reason = self.reason, None
+        if reason is None:
+            # Jupyter interrupts.
+            signal.default_int_handler(number, frame)
+        elif is_in_cell(frame):
+            print(reason, file=sys.stderr)
+            signal.default_int_handler(number, frame)
+        else:
+            # If a cell has called the kernel, the next look interrupts it.
+            self.interrupted_at = 0
+
+
+def is_in_cell(frame: FrameType | None) -> bool:
+    """Whether a cell executes, and nothing of the kernel that the cell has called, as print does."""
+    if package_of(frame) in KERNEL_PACKAGES:
+        return False
+    while frame is not None:
+        caller = frame.f_back
+        if caller is not None and caller.f_code.co_name == "run_code" and package_of(caller) == "IPython":
+            return package_of(frame) != "IPython"
+        frame = caller
+    return False
+
+
+def package_of(frame: FrameType | None) -> str:
+    """The package whose code a frame executes; '' if it has none."""
+    name = frame.f_globals.get("__name__") if frame is not None else None
+    return name.partition(".")[0] if isinstance(name, str) else ""
 
 
 def main() -> None:
     """Starts the kernel."""
-    from ipykernel.kernelapp import launch_new_instance
+    from ipykernel.kernelapp import IPKernelApp
 
     if inside():
         # The kernel's parent is `foliomem run`, and Jupyter is that one's.
         jupyter = os.environ.get("JPY_PARENT_PID")
         os.environ["JPY_PARENT_PID"] = str(os.getppid())
-        Watch(Guard(int(jupyter) if jupyter else None).look, INTERVAL)
-    launch_new_instance()
+        guard = Guard(int(jupyter) if jupyter else None)
+        Watch(guard.look, INTERVAL)
+        IPKernelApp.launch_instance(kernel_class=kernel_class(guard))
+    else:
+        IPKernelApp.launch_instance()
+
+
+def kernel_class(guard: Guard) -> type[Any]:
+    """ipykernel's kernel, whose handler of SIGINT is the guard's while it serves a message."""
+    from ipykernel.ipkernel import IPythonKernel
+
+    class GuardedKernel(IPythonKernel):
+        def pre_handler_hook(self) -> None:
+            super().pre_handler_hook()  # type: ignore[no-untyped-call]
+            signal.signal(signal.SIGINT, guard.handle_interrupt)
+
+    return GuardedKernel
 
 
 if __name__ == "__main__":
