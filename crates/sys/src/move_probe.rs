@@ -4,6 +4,7 @@
 //! message, moves a page, and wakes the thread. It has no engine and no lock.
 
 use crate::cpus::run_on;
+use crate::memory_advice::{self, Forks};
 use crate::region::{HugePages, Region};
 use crate::userfaultfd::{Features, Message, Mode, MoveError, UffdError, Userfaultfd};
 use foliomem_types::units::PAGE_BYTES;
@@ -40,6 +41,10 @@ impl MoveProbe {
         let uffd = Userfaultfd::open(Features { events: false })?;
         let reserve = || Region::reserve(len).map_err(MoveProbeError::Memory);
         let (home, program) = (reserve()?, reserve()?);
+        for region in [&home, &program] {
+            // A page that a fork has shared cannot be moved.
+            memory_advice::set_forks(&(region.start()..region.start() + region.len()), Forks::LeaveOut);
+        }
         home.set_huge_pages(0, len, HugePages::Forbidden)
             .and_then(|()| home.populate(0, len))
             .map_err(MoveProbeError::Memory)?;
