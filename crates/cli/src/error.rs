@@ -144,6 +144,9 @@ pub enum BadValue {
     /// The value is not a share of the need.
     #[error("{0:?} is no share of what the program needs: use need/2, or another number up to 16")]
     OfNeed(String),
+    /// The value does not say whether processes take turns.
+    #[error("{0:?} is not on or off")]
+    Turns(String),
     /// The value is not a codec for recompression.
     #[error("{0:?} is no codec to recompress with: use zstd, zstd:LEVEL with a level from 1 to 19, or off")]
     Recompress(String),

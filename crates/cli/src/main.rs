@@ -67,6 +67,7 @@ mod thrashing;
 mod threads;
 mod timeline;
 mod top;
+mod turns;
 mod unmanaged;
 
 use args::{Args, Command, OtherArgs, RunArgs};

@@ -115,6 +115,16 @@ knobs! {
         show: |idle| idle.map(|idle| humantime::format_duration(idle).to_string().into()),
         configure: |_, _| {},
     };
+    /// If the run thrashes, let as many of its processes run as fit, while the others wait,
+    /// compressed, for their turn: on or off.
+    turns: TakeTurns = Knob {
+        form: Form::Value("WHETHER"),
+        values: "`on`, `off`",
+        unset: Unset::Reads("on"),
+        read: |text, _| TakeTurns::parse(text),
+        show: |turns| Some(turns.shown().to_owned().into()),
+        configure: |_, _| {},
+    };
     /// Stop the program (exit code 137) if its data does not compress into the limit, instead of
     /// exceeding the limit.
     hard: bool = Knob {
@@ -289,6 +299,32 @@ impl Recompress {
     }
 }
 
+/// Whether the processes of a run that thrashes take turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TakeTurns {
+    /// They do.
+    On,
+    /// All run all the time.
+    Off,
+}
+
+impl TakeTurns {
+    fn parse(text: &str) -> Result<TakeTurns, BadValue> {
+        match text {
+            "on" => Ok(TakeTurns::On),
+            "off" => Ok(TakeTurns::Off),
+            _ => Err(BadValue::Turns(text.to_owned())),
+        }
+    }
+
+    fn shown(self) -> &'static str {
+        match self {
+            TakeTurns::On => "on",
+            TakeTurns::Off => "off",
+        }
+    }
+}
+
 /// Parses a time after which a process counts as idle.
 fn parse_idle(text: &str) -> Result<Duration, BadValue> {
     let time = humantime::parse_duration(text).ok().filter(|&time| time >= MIN_IDLE);
@@ -348,6 +384,11 @@ impl Settings {
         self.idle.value
     }
 
+    /// Returns whether the processes of a run that thrashes take turns.
+    pub fn turns(&self) -> TakeTurns {
+        self.turns.value
+    }
+
     /// Returns whether the summary is omitted.
     pub fn quiet(&self) -> bool {
         self.quiet.value
@@ -404,8 +445,8 @@ mod tests {
         }
     }
 
-    const NAMES: [&str; 10] =
-        ["limit", "sizes", "codec", "recompress", "granule", "idle", "hard", "stats", "quiet", "torture"];
+    const NAMES: [&str; 11] =
+        ["limit", "sizes", "codec", "recompress", "granule", "idle", "turns", "hard", "stats", "quiet", "torture"];
     const SWITCHES: [&str; 3] = ["hard", "quiet", "torture"];
     const MACHINE: Machine = Machine { memory_bytes: 1 << 30, container: None };
     const GROUP: Container = Container { limit_bytes: 1 << 28, left_bytes: 200 << 20 };
@@ -420,6 +461,7 @@ mod tests {
             "recompress" => "zstd(:[1-9])?|off",
             "granule" => "4K|64K|2M",
             "idle" => "[1-9][0-9]?(s|m|h|min)|1500ms|1h 30m",
+            "turns" => "on|off",
             "stats" => "-|[a-z]{1,4}[.]json",
             _ => "0|1|no|yes|on|off|true|false",
         };

@@ -5,19 +5,32 @@
 //! they miss the time that the kernel takes to stop and wake a thread. Of a process that this user
 //! may not look at, all threads count as running.
 //!
-//! Nothing is sampled while nothing is swapped in.
+//! Nothing is sampled while nothing is swapped in and no process is held. The same samples decide
+//! which processes are held ([`crate::turns`]).
 
+use crate::settings::TakeTurns;
 use crate::thrashing::{self, Need, Remedy, Samples, Threads};
 use crate::threads::threads_of;
+use crate::turns::{Memory, Process, Turns};
+use foliomem_session::memory_request::Wanted;
+use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
+use foliomem_session::tree_usage::MemoryStall;
+use foliomem_sys::clock;
+use foliomem_types::counters::Counters;
 use foliomem_types::settings::Limit;
+use foliomem_types::units::PAGE_BYTES;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Minimum time between two samples.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Divisor of the time that samples may take.
+/// Maximum time between two samples that are due, however long one takes.
+const MAX_INTERVAL: Duration = Duration::from_millis(500);
+/// Divisor of the CPU time that samples may take.
 const SHARE: u32 = 200;
 /// A run that has swapped nothing in for this long is not sampled: a fault may take some time.
 const SWAP_IN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -27,6 +40,12 @@ const MAX_THREADS: usize = 256;
 const FAULT_WAIT: &str = "handle_userfault";
 /// The content of `wchan` for a thread that does not sleep.
 const NO_WAIT: &str = "0";
+/// A process is held for this long after the supervisor last said so. It says so at each sample.
+const HOLD: Duration = Duration::from_secs(3);
+/// Compression ratio of a run that has swapped out less than [`MIN_SWAPPED_BYTES`].
+const UNKNOWN_RATIO: f64 = 0.5;
+/// Uncompressed bytes from which the compression ratio of a run is known.
+const MIN_SWAPPED_BYTES: u64 = 4 << 20;
 
 /// Watches how much a run waits for memory.
 #[derive(Debug)]
@@ -38,19 +57,30 @@ pub struct StallWatch {
     swap_ins: u64,
     swapped_in: Option<Instant>,
     /// Number of samples: if there are too many threads for one sample, each looks at others.
-    turn: usize,
+    number: usize,
+    /// The turns of the processes, if they take turns.
+    turns: Option<Turns>,
+    turns_taken: u64,
+    /// CPU times of each process and of its companion at the last sample, by pid.
+    cpu_times: BTreeMap<u32, CpuTimes>,
 }
+
+/// CPU times of a process and of its companion.
+type CpuTimes = [Duration; 2];
 
 impl StallWatch {
     /// Starts to watch a run.
-    pub fn new() -> StallWatch {
+    pub fn new(turns: TakeTurns) -> StallWatch {
         StallWatch {
             samples: Samples::new(),
             sampled: Instant::now(),
             sample_time: Duration::ZERO,
             swap_ins: 0,
             swapped_in: None,
-            turn: 0,
+            number: 0,
+            turns_taken: 0,
+            cpu_times: BTreeMap::new(),
+            turns: (turns == TakeTurns::On).then(Turns::new),
         }
     }
 
@@ -59,10 +89,11 @@ impl StallWatch {
     pub fn look(&mut self, control: &Control) -> Option<String> {
         let now = Instant::now();
         // Torture swaps out whatever it can.
-        let is_due = now - self.sampled >= INTERVAL.max(self.sample_time * SHARE);
+        let is_due = now - self.sampled >= (self.sample_time * SHARE).clamp(INTERVAL, MAX_INTERVAL);
         if !is_due || control.configuration().torture {
             return None;
         }
+        let started_ns = clock::thread_cpu_ns();
         let processes = control.living_processes();
         let add = u64::wrapping_add;
         // The program may have overwritten any of these words.
@@ -71,29 +102,94 @@ impl StallWatch {
             (self.swap_ins, self.swapped_in) = (swap_ins, Some(now));
         }
         let is_swapping = self.swapped_in.is_some_and(|swapped_in| now - swapped_in < SWAP_IN_TIMEOUT);
-        let threads = if is_swapping { self.sample(processes.iter().map(|&(pid, _)| pid)) } else { Threads::default() };
-        (self.sampled, self.sample_time) = (now, now.elapsed());
-        let share = self.samples.add(control.elapsed(), threads);
-        control.note_memory_stall(self.samples.stall());
+        let is_sampled = is_swapping || self.turns.as_ref().is_some_and(Turns::holds_any);
+        let threads = match is_sampled {
+            true => self.sample(&processes.iter().map(|&(pid, _)| pid).collect::<Vec<_>>()),
+            false => vec![Threads::default(); processes.len()],
+        };
+        // A busy machine makes the supervisor wait for a CPU, which takes nothing from anybody.
+        self.sample_time = Duration::from_nanos(clock::thread_cpu_ns() - started_ns);
+        self.sampled = now;
+        let share = self.samples.add(control.elapsed(), threads.iter().copied().sum());
+        if is_sampled {
+            self.take_turns(control, &processes, &threads);
+        }
+        self.turns_taken = self.turns.as_ref().map_or(self.turns_taken, Turns::count);
+        control.note_memory_stall(MemoryStall { turns: self.turns_taken, ..self.samples.stall() });
         share.map(|share| thrashing::onset(share, Need::of(control), remedy(control)))
     }
 
-    /// Looks at the threads of processes.
-    fn sample(&mut self, pids: impl Iterator<Item = u32>) -> Threads {
-        self.turn = self.turn.wrapping_add(1);
-        let all: Vec<PathBuf> = pids.flat_map(threads_of).collect();
+    /// Holds the processes whose turn it is not, and lets the others run.
+    fn take_turns(&mut self, control: &Control, processes: &[(u32, &ProcessSlot)], threads: &[Threads]) {
+        let Some(turns) = &mut self.turns else { return };
+        let before = std::mem::take(&mut self.cpu_times);
+        let seen = processes.iter().zip(threads).map(|(&(pid, slot), &threads)| {
+            let times = cpu_times(pid, slot);
+            self.cpu_times.insert(pid, times);
+            let since = before.get(&pid).unwrap_or(&times);
+            let [worked, served] = [0, 1].map(|of| times[of].saturating_sub(since[of]));
+            Process { pid, need_bytes: need_bytes(slot), threads, worked, served }
+        });
+        let (swapped_out, stored) = control.tree_store_bytes();
+        let ratio = match swapped_out {
+            0..MIN_SWAPPED_BYTES => UNKNOWN_RATIO,
+            _ => (stored as f64 / swapped_out as f64).min(1.0),
+        };
+        turns.look(control.elapsed(), Memory { limit_bytes: control.limit_bytes(), ratio }, &seen.collect::<Vec<_>>());
+        for &(pid, slot) in processes {
+            if !turns.is_held(pid) {
+                let_run(slot);
+            } else if slot.hold_until(clock::now_ns() + HOLD.as_nanos() as u64) {
+                slot.request.ask(Wanted::Reclaim { pages: u64::MAX });
+            }
+        }
+    }
+
+    /// Lets all processes run, at the end of the watch.
+    pub fn end(&mut self, control: &Control) {
+        self.turns = None;
+        control.living_processes().into_iter().for_each(|(_, slot)| let_run(slot));
+    }
+
+    /// Looks at the threads of each of the processes.
+    fn sample(&mut self, pids: &[u32]) -> Vec<Threads> {
+        self.number = self.number.wrapping_add(1);
+        let all: Vec<(usize, PathBuf)> =
+            pids.iter().enumerate().flat_map(|(of, &pid)| threads_of(pid).map(move |thread| (of, thread))).collect();
         let step = all.len().div_ceil(MAX_THREADS).max(1);
-        let mut found = Threads::default();
-        for thread in all.iter().skip(self.turn % step).step_by(step) {
+        let mut found = vec![Threads::default(); pids.len()];
+        for (of, thread) in all.iter().skip(self.number % step).step_by(step) {
             // A thread that has ended meanwhile counts nowhere.
             match fs::read_to_string(thread.join("wchan")).as_deref() {
-                Ok(FAULT_WAIT) => found.waiting += 1,
-                Ok(NO_WAIT) => found.running += 1,
+                Ok(FAULT_WAIT) => found[*of].waiting += 1,
+                Ok(NO_WAIT) => found[*of].running += 1,
                 _ => {}
             }
         }
         found
     }
+}
+
+/// Lets a process run. If it was held, its memory is swapped in again.
+fn let_run(slot: &ProcessSlot) {
+    if slot.let_run() {
+        slot.request.ask(Wanted::Resume);
+    }
+}
+
+/// Returns the CPU times of a process and of its companion, as far as they can be read.
+fn cpu_times(pid: u32, slot: &ProcessSlot) -> CpuTimes {
+    let companion = slot.companion.load(Ordering::Relaxed);
+    [pid, companion].map(|pid| clock::process_cpu_time(pid).unwrap_or_default())
+}
+
+/// Returns the memory that a process would take without compression, in bytes.
+fn need_bytes(slot: &ProcessSlot) -> u64 {
+    let Counters { store, vm, .. } = &slot.counters;
+    // The program may have overwritten any of these words.
+    let cached_bytes = vm.nr_swapcached.get().saturating_mul(PAGE_BYTES as u64);
+    let swapped_out = store.orig_data_size.get().saturating_sub(cached_bytes);
+    slot.measured_bytes().saturating_add(swapped_out).saturating_sub(store.mem_used_total.get())
 }
 
 impl Need {
@@ -117,10 +213,10 @@ mod tests {
     fn threads_that_run_count_and_those_that_sleep_do_not() {
         let (stop, stopped) = channel::<()>();
         let spinning = std::thread::spawn(move || while stopped.try_recv().is_err() {});
-        let mut watch = StallWatch::new();
-        let found = watch.sample([std::process::id()].into_iter());
-        assert!(found.running >= 1 && found.waiting == 0, "{found:?}");
-        assert_eq!(watch.sample([u32::MAX].into_iter()), Threads::default(), "no such process");
+        let mut watch = StallWatch::new(TakeTurns::On);
+        let found = watch.sample(&[u32::MAX, std::process::id()]);
+        assert_eq!(found[0], Threads::default(), "no such process");
+        assert!(found[1].running >= 1 && found[1].waiting == 0, "{found:?}");
         stop.send(()).unwrap();
         spinning.join().unwrap();
     }

@@ -157,7 +157,7 @@ pub fn run(
         oom_kills: OomKills::count(groups.clone()),
         largest: Largest::default(),
         limit_updater: LimitUpdater::new(configuration.limit, groups),
-        stall_watch: StallWatch::new(),
+        stall_watch: StallWatch::new(settings.turns()),
         // A run inside this one prints its own warnings.
         said_unmanaged: preflight::is_foliomem(program.path),
         crashing: Vec::new(),
@@ -284,6 +284,7 @@ impl Run {
     /// Watches the program to its end, and reports. Returns the exit code.
     fn finish(mut self, settings: &Settings, stats: Option<StatsFile>) -> Result<u8, CliError> {
         let code = self.watch()?;
+        self.stall_watch.end(self.control);
         self.control.end_run();
         self.wait_for_companions();
         self.look()?;

@@ -12,6 +12,7 @@
 //! | start | [`mod@start`] | the answer in the companion's process |
 //! | monitor | `monitor`, `receive_notices` | `History`, [`notices`], [`shared_pages`] |
 //! | sleep of an idle process | `monitor` | [`dormancy`] |
+//! | faults of a process whose turn it is not | `monitor` | [`held_faults`] |
 //! | activation | `activate` | [`activated`] |
 //! | mapping events | [`crate::address_space::mapping_events`] | the lock of the mappings |
 //! | handler | `handler` | [`workers`], [`placement`] |
@@ -32,6 +33,7 @@ pub(crate) mod error;
 pub(crate) mod farewell;
 pub(crate) mod guard;
 mod handler;
+pub(crate) mod held_faults;
 pub(crate) mod memory_users;
 mod monitor;
 pub(crate) mod notices;

@@ -10,6 +10,7 @@ pub use crate::address_space::ranges::Madvice;
 use crate::companion::activated::Activation;
 use crate::companion::context::Context;
 use crate::companion::dormancy::Dormancy;
+use crate::companion::held_faults::HeldFaults;
 use crate::companion::notices::Notices;
 use crate::companion::placement::Placement;
 use crate::companion::reclaimer::ReclaimRequests;
@@ -35,6 +36,7 @@ pub struct Runtime {
     pub(crate) placement: Placement,
     pub(crate) sharing: SharedPages,
     pub(crate) dormancy: Dormancy,
+    pub(crate) held_faults: HeldFaults,
     pub(crate) fork: ForkState,
 }
 

@@ -8,6 +8,7 @@ mod explorer;
 use crate::address_space::advice::Advices;
 use crate::address_space::allocation_notice::{AllocationNotices, NoticeKind};
 use crate::address_space::ranges::{Madvice, Ranges};
+use crate::companion::held_faults::HeldFaults;
 use crate::fork::quiesce::{Peer, Quiesce};
 use explorer::explore;
 use foliomem_sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -246,5 +247,46 @@ fn advice_is_received_in_the_order_of_its_notices() {
             let received = [0, 1].map(|page| shared.1.containing(page).map(|known| known.advice.huge_pages));
             assert_eq!(received, [Some(Advice::Huge); THREADS]);
         }
+    });
+}
+
+/// A process that is held, let run, and held again, while its threads fault.
+#[derive(Default)]
+struct Held {
+    faults: HeldFaults,
+    is_held: AtomicBool,
+    /// Number of times that all waiting threads were woken.
+    woken: AtomicUsize,
+    served: AtomicUsize,
+}
+
+#[test]
+fn every_fault_of_a_held_process_is_served_in_the_end() {
+    explore(3000, || {
+        let held = Arc::new(Held::default());
+        let fault = || {
+            let held = Arc::clone(&held);
+            move || loop {
+                // The thread waits from here on, before the handler knows of it.
+                let woken = held.woken.load(SeqCst);
+                if !held.faults.leave(|| held.is_held.load(SeqCst)) {
+                    held.served.fetch_add(1, SeqCst);
+                    return;
+                }
+                while held.woken.load(SeqCst) == woken {
+                    back_off();
+                }
+            }
+        };
+        let supervisor = {
+            let held = Arc::clone(&held);
+            move || [true, false, true, false].into_iter().for_each(|is_held| held.is_held.store(is_held, SeqCst))
+        };
+        let threads = [thread::spawn(fault()), thread::spawn(fault()), thread::spawn(supervisor)];
+        while held.served.load(SeqCst) < 2 {
+            held.faults.wake_if_over(|| held.is_held.load(SeqCst), || _ = held.woken.fetch_add(1, SeqCst));
+            back_off();
+        }
+        join(threads);
     });
 }

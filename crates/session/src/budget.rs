@@ -13,7 +13,7 @@
 
 use crate::excess::{OutOfReach, unevictable_pages};
 use crate::messages::Excess;
-use crate::process_table::SlotIndex;
+use crate::process_table::{ProcessSlot, SlotIndex};
 use crate::segment::Control;
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::fork_cell::ForkCell;
@@ -197,6 +197,11 @@ impl Budget {
     /// Returns the process's slot.
     pub fn slot(&self) -> SlotIndex {
         self.process.slot
+    }
+
+    /// Returns the slot of this process.
+    pub fn own_slot(&self) -> &'static ProcessSlot {
+        self.control().process(self.slot())
     }
 
     /// Returns the control segment.

@@ -60,6 +60,8 @@ shared_words! {
         pub awake: AtomicU32,
         /// 1 while the supervisor has seen the process use no CPU for the time of `--idle`.
         pub(crate) idle: AtomicU32,
+        /// Until when the process is held, in nanoseconds of the monotonic clock; 0 if it is not.
+        pub(crate) held_until_ns: AtomicU64,
         /// A number that all processes share which forks have made from one; 0 before the first
         /// fork.
         pub(crate) family: AtomicU32,
@@ -89,6 +91,24 @@ impl ProcessSlot {
     /// Returns whether the process was idle a moment ago.
     pub fn is_idle(&self) -> bool {
         self.idle.load(Ordering::Relaxed) == 1
+    }
+
+    /// Has the companion serve no faults until `until_ns` of the monotonic clock. The supervisor
+    /// calls this again and again while it holds the process: one that is stopped or killed holds
+    /// none for long. Returns whether the process was not held before.
+    pub fn hold_until(&self, until_ns: u64) -> bool {
+        self.held_until_ns.swap(until_ns, Ordering::Relaxed) == 0
+    }
+
+    /// Ends [`ProcessSlot::hold_until`] now. Returns whether the process was held.
+    pub fn let_run(&self) -> bool {
+        self.held_until_ns.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Returns whether faults are not served. `now_ns` is called only if they may not be.
+    pub fn is_held(&self, now_ns: impl FnOnce() -> u64) -> bool {
+        let until_ns = self.held_until_ns.load(Ordering::Relaxed);
+        until_ns != 0 && now_ns() < until_ns
     }
 
     /// Marks that the companion ends shortly before its process. The slot keeps its figures until
@@ -274,6 +294,7 @@ impl Control {
             process.shared_bytes.store(0, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
             process.idle.store(0, Ordering::Relaxed);
+            process.held_until_ns.store(0, Ordering::Relaxed);
             process.family.store(0, Ordering::Relaxed);
             process.request.clear();
             process.counters.clear_gauges();

@@ -32,7 +32,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 25;
+const VERSION: u64 = 26;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -108,10 +108,11 @@ shared_words! {
         pub(crate) shared_store_bytes: AtomicU64,
         /// Number of families so far.
         pub(crate) families: AtomicU32,
-        /// The time that the run has waited for memory, as the supervisor samples it, and how many
-        /// times it has begun to thrash.
+        /// The time that the run has waited for memory, as the supervisor samples it, how many
+        /// times it has begun to thrash, and how many times a process was held.
         pub(crate) memory_stall_ns: AtomicU64,
         pub(crate) thrashing: AtomicU64,
+        pub(crate) turns: AtomicU64,
         /// The inode of the supervisor's pid namespace; 0 if unknown.
         pub(crate) pid_namespace: AtomicU64,
         pub(crate) custody: Calls,

@@ -35,6 +35,8 @@ pub struct MemoryStall {
     pub stall_ns: u64,
     /// How many times the run has begun to thrash.
     pub thrashing: u64,
+    /// How many times a process was held so that others get on.
+    pub turns: u64,
 }
 
 impl Control {
@@ -167,13 +169,15 @@ impl Control {
     pub fn note_memory_stall(&self, stall: MemoryStall) {
         self.header.memory_stall_ns.store(stall.stall_ns, Ordering::Relaxed);
         self.header.thrashing.store(stall.thrashing, Ordering::Relaxed);
+        self.header.turns.store(stall.turns, Ordering::Relaxed);
     }
 
     /// Returns how much the run has waited for memory so far.
     pub fn memory_stall(&self) -> MemoryStall {
-        let [stall_ns, thrashing] =
-            [&self.header.memory_stall_ns, &self.header.thrashing].map(|word| word.load(Ordering::Relaxed));
-        MemoryStall { stall_ns, thrashing }
+        let header = &self.header;
+        let [stall_ns, thrashing, turns] =
+            [&header.memory_stall_ns, &header.thrashing, &header.turns].map(|word| word.load(Ordering::Relaxed));
+        MemoryStall { stall_ns, thrashing, turns }
     }
 
     /// Returns the number of living processes that change their size, and the number of all living
@@ -254,7 +258,7 @@ impl Control {
 
     /// Returns the uncompressed size of the tree's stores, without swap-cache entries, and the
     /// memory that the stores take, both in bytes.
-    fn tree_store_bytes(&self) -> (u64, u64) {
+    pub fn tree_store_bytes(&self) -> (u64, u64) {
         let shared = (0, self.shared_store_bytes());
         self.taking_memory().map(|process| &process.counters).fold(shared, |(swapped_out, used), counters| {
             let Counters { store, vm, .. } = counters;

@@ -12,6 +12,7 @@
 //! There is no lock.
 
 use crate::errno_text::{Cause, ErrnoText};
+use crate::interception::fork_call::ADDRESSES_END;
 use crate::raw_ioctl;
 use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
@@ -25,6 +26,8 @@ use rustix::time::Timespec;
 use std::ops::Range;
 use thiserror::Error;
 
+/// Addresses below belong to no program (`vm.mmap_min_addr` is 64K at most).
+const FIRST_ADDRESS: usize = 1 << 16;
 /// The type of userfaultfd's ioctls. The next constants are the ioctls.
 const UFFDIO: u8 = 0xaa;
 /// The version of the interface (`UFFD_API`).
@@ -298,6 +301,14 @@ impl Userfaultfd {
         // SAFETY: UFFDIO_WAKE takes a `uffdio_range`, and does not change memory.
         unsafe { raw_ioctl::call(&self.0, WAKE, &mut range(start, len)) }?;
         Ok(())
+    }
+
+    /// Wakes all threads that wait for a page, also of what is no longer mapped.
+    pub fn wake_all(&self) {
+        // The kernel refuses the last page of the addresses, and the first ones, which no program
+        // has.
+        let woken = self.wake(FIRST_ADDRESS, ADDRESSES_END - PAGE_BYTES - FIRST_ADDRESS);
+        debug_assert_eq!(woken, Ok(()));
     }
 
     /// Write-protects the pages of a range: writes to them are reported as faults. Missing pages

@@ -88,7 +88,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__advise)
-            opts="-o -h --at --json --output --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --report --quiet --config --help"
+            opts="-o -h --at --json --output --limit --sizes --codec --recompress --granule --swap --idle --turns --hard --stats --metrics --report --quiet --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -135,6 +135,10 @@ _foliomem() {
                     return 0
                     ;;
                 --idle)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --turns)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -328,7 +332,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__record)
-            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --report --quiet --config --print-config --help"
+            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --idle --turns --hard --stats --metrics --report --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -370,6 +374,10 @@ _foliomem() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --turns)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --stats)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -394,7 +402,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__run)
-            opts="-h --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --report --quiet --config --print-config --help"
+            opts="-h --limit --sizes --codec --recompress --granule --swap --idle --turns --hard --stats --metrics --report --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -425,6 +433,10 @@ _foliomem() {
                     return 0
                     ;;
                 --idle)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --turns)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -159,6 +159,9 @@ impl Handler {
 
     /// Serves one fault. Adds faults that it receives while it waits to `pending`.
     fn serve(&mut self, fault: Fault, pending: &mut PendingFaults) {
+        if self.runtime.held_faults.leave(|| self.runtime.context.budget.own_slot().is_held(now_ns)) {
+            return;
+        }
         let Fault { page, is_protected } = fault;
         if is_protected {
             return self.serve_copy(page, pending);

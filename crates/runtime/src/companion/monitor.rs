@@ -219,7 +219,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         runtime.context.budget.counters().vm.pgfault.get(),
     ));
     let slot = runtime.context.budget.control().process(runtime.context.budget.slot());
-    match slot.is_idle() && history.is_still() {
+    match slot.is_idle() && history.is_still() && !runtime.held_faults.are_left() {
         true => runtime.dormancy.begin(),
         false => runtime.dormancy.end(),
     }
@@ -254,6 +254,8 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         return Some(if is_small { max } else { sleep });
     };
     let engine = &events.activated.engine;
+    let uffd = &engine.ports().space.descriptors().program;
+    runtime.held_faults.wake_if_over(|| slot.is_held(now_ns), || uffd.wake_all());
     apply_limit(runtime, engine, request);
     if let Some(request) = request {
         runtime.reclaim.serve(request);
@@ -272,7 +274,9 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         engine.ports().space.prepare_for_huge(0..usize::MAX);
     }
     engine.maintain();
-    Some(balance(runtime, engine, history))
+    let sleep = balance(runtime, engine, history);
+    // A held process hardly grows, and waits for the end of that.
+    Some(if runtime.held_faults.are_left() { SLEEP_ACTIVATED_MAX } else { sleep })
 }
 
 /// Searches the mappings for memory to manage if the process has grown by unmanaged memory. Memory

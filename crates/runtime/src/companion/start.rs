@@ -10,6 +10,7 @@ use crate::companion::context::{Context, ProcFiles, open_device_and_memory, open
 use crate::companion::dormancy::Dormancy;
 use crate::companion::end::end_at_start;
 use crate::companion::error::RuntimeError;
+use crate::companion::held_faults::HeldFaults;
 use crate::companion::memory_users::{self, User};
 use crate::companion::monitor::{MONITOR_NICE, monitor};
 use crate::companion::notices::Notices;
@@ -62,6 +63,7 @@ pub fn start(
         placement: Placement::default(),
         sharing: SharedPages::default(),
         dormancy: Dormancy::default(),
+        held_faults: HeldFaults::default(),
         exit_notice: ProcessExitNotice::default(),
         fork: ForkState::new(fork_stack, slot),
     }));

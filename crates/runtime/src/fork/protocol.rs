@@ -167,6 +167,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
         placement: _, // Companion: `Placement::begin`.
         sharing: _,   // Companion: `SharedPages::forked`, which lists its own fields.
         dormancy,     // Reset: the child runs.
+        held_faults,  // Reset: the threads that wait are not in the child.
         fork:
             ForkState {
                 quiesce,              // Reset: the child is not forking.
@@ -190,6 +191,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
     allocations.reset();
     *request.lock() = None;
     dormancy.end();
+    held_faults.reset();
 }
 
 /// Stops the agent's other threads while a thread of the program forks. The monitor calls this. A

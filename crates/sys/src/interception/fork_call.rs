@@ -55,7 +55,7 @@ pub enum ForkOutcome {
 /// Flags of a child that shares the memory and has [`NeededWords`].
 pub const NEEDS_WORDS: u32 = raw::CLONE_SETTLS | raw::CLONE_CHILD_CLEARTID;
 /// End of the addresses that a program can have.
-const ADDRESSES_END: usize = 1 << 47;
+pub(crate) const ADDRESSES_END: usize = 1 << 47;
 
 /// The words that must be resident while a child that shares the memory runs: the kernel writes to
 /// them when the child ends, and a debugger reads them as soon as the child exists.

@@ -1,0 +1,324 @@
+//! Turns: decides which processes of a run that thrashes wait, compressed, while others work.
+//!
+//! Processes whose hot memory together exceeds the limit take each other's memory all the time, and
+//! none gets on. The *lost share* of the time of a run is that of its companions' CPU time and of
+//! threads that wait for memory; the rest is the programs' CPU time. If more than half is lost,
+//! only as many processes *run* as fit uncompressed beside the others, which are *held*: compressed
+//! as a whole, and their faults are not served. (Operating systems call this load control.)
+//!
+//! The processes are in a queue, the oldest first. Those that run are chosen from its head. A
+//! process that was held for long goes to the head, and the one that has run for longest goes to
+//! the end: so each gets on, and none waits for ever for a lock or a pipe of one that is held. If
+//! all processes that run sleep, they may wait for one that is held, and it gets its turn at once.
+//! If that happens again and again, the processes work together, and nothing is held for some time.
+
+use crate::thrashing::Threads;
+use std::time::Duration;
+
+/// Size in bytes below which a process is not held.
+const MIN_BYTES: u64 = 16 << 20;
+/// Time constant of the average lost share.
+const WINDOW: Duration = Duration::from_millis(500);
+/// A run thrashes if its average share has been above [`MAX_SHARE`] for this long.
+const ONSET: Duration = Duration::from_millis(700);
+/// Lost share above which a run thrashes.
+const MAX_SHARE: f64 = 0.5;
+/// Lost share above which fewer processes run, while some are held already.
+const MAX_SHARE_IN_TURNS: f64 = 0.2;
+/// Share of the limit that the processes which run, and the stores, may fill.
+const FILL: f64 = 0.95;
+/// Share of the limit up to which a held process is let run again. The rest is for growth.
+const REFILL: f64 = 0.85;
+/// Compression ratio from which holding a process saves too little.
+const MAX_RATIO: f64 = 0.8;
+/// A held process gets its turn after this time, and the time that moving it takes
+/// [`TURN_PER_MOVE`] times.
+const MIN_TURN: Duration = Duration::from_secs(5);
+/// Bytes per second by which a process is compressed and decompressed again.
+const MOVED_BYTES_PER_SECOND: u64 = 300 << 20;
+/// A turn lasts this many times as long as compressing and decompressing a process.
+const TURN_PER_MOVE: u32 = 20;
+/// The time for which all processes that run must sleep before a held one gets their turn.
+const MAX_SLEEP: Duration = Duration::from_millis(150);
+/// A turn that ends by sleep sooner than this is short.
+const SHORT_TURN: Duration = Duration::from_secs(1);
+/// Number of short turns in a row of processes that work together.
+const MAX_SHORT_TURNS: u32 = 4;
+/// The time for which nothing is held after the first [`MAX_SHORT_TURNS`] short turns. It doubles
+/// each time.
+const MIN_PAUSE: Duration = Duration::from_secs(10);
+/// Maximum of that time.
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+/// Processes that together use less than this share of a CPU, as a divisor, sleep.
+const MIN_USED: u32 = 20;
+/// Maximum time that one sample stands for: the supervisor may have been stopped.
+const MAX_SAMPLE: Duration = Duration::from_secs(1);
+
+/// A process at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Process {
+    /// Its pid.
+    pub pid: u32,
+    /// The memory that it would take without compression, in bytes.
+    pub need_bytes: u64,
+    /// Its threads.
+    pub threads: Threads,
+    /// CPU time of the program since the last look.
+    pub worked: Duration,
+    /// CPU time of its companion since the last look.
+    pub served: Duration,
+}
+
+/// The memory of a run at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// The limit, in bytes.
+    pub limit_bytes: u64,
+    /// What a byte of a process takes once it is swapped out, from 0 to 1.
+    pub ratio: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Runs,
+    Held,
+}
+
+/// A process that may be held.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    now: Process,
+    state: State,
+    since: Duration,
+}
+
+impl Member {
+    /// Returns what the process takes more while it runs, in bytes.
+    fn extra_bytes(&self, memory: Memory) -> f64 {
+        self.now.need_bytes as f64 * (1.0 - memory.ratio)
+    }
+}
+
+/// Why processes change places at the moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Change {
+    /// They do not; a held process may run if there is room.
+    None,
+    /// The run thrashes: processes that do not fit are held.
+    Thrashing,
+    /// Another process gets its turn.
+    Turn,
+}
+
+/// The processes of a run that may be held.
+#[derive(Debug)]
+pub struct Turns {
+    /// The queue. What is nearer to the head runs first.
+    queue: Vec<Member>,
+    last: Duration,
+    /// Average lost share of the processes that run, and since when it is above [`MAX_SHARE`].
+    share: f64,
+    above_since: Option<Duration>,
+    /// Since when all processes that run sleep.
+    asleep_since: Option<Duration>,
+    /// When the last turn began.
+    turned: Duration,
+    short_turns: u32,
+    /// Until when nothing is held, and the length of the next such pause.
+    paused_until: Duration,
+    pause: Duration,
+    turns: u64,
+}
+
+impl Turns {
+    /// Creates the state of a run that starts: nothing is held.
+    pub fn new() -> Turns {
+        Turns {
+            queue: Vec::new(),
+            last: Duration::ZERO,
+            share: 0.0,
+            above_since: None,
+            asleep_since: None,
+            turned: Duration::ZERO,
+            short_turns: 0,
+            paused_until: Duration::ZERO,
+            pause: MIN_PAUSE,
+            turns: 0,
+        }
+    }
+
+    /// Returns whether a process is held.
+    pub fn is_held(&self, pid: u32) -> bool {
+        self.queue.iter().any(|member| member.now.pid == pid && member.state == State::Held)
+    }
+
+    /// Returns whether any process is held.
+    pub fn holds_any(&self) -> bool {
+        self.queue.iter().any(|member| member.state == State::Held)
+    }
+
+    /// Returns how many times a process was held so far.
+    pub fn count(&self) -> u64 {
+        self.turns
+    }
+
+    /// Decides which processes are held from now on. `at` is the time since the start of the run,
+    /// `processes` are all that can be held.
+    pub fn look(&mut self, at: Duration, memory: Memory, processes: &[Process]) {
+        let time = at.saturating_sub(self.last).min(MAX_SAMPLE);
+        self.last = at;
+        self.follow(at, processes);
+        self.measure(at, time, processes);
+        let change = self.change(at);
+        self.assign(at, memory, change);
+        debug_assert!(self.queue.iter().all(|member| member.state == State::Runs) || self.has_runner());
+    }
+
+    /// Follows processes that have started, ended, or changed their size.
+    fn follow(&mut self, at: Duration, processes: &[Process]) {
+        self.queue.retain_mut(|member| {
+            let now = processes.iter().find(|process| process.pid == member.now.pid);
+            now.is_some_and(|now| {
+                member.now = *now;
+                member.state == State::Held || now.need_bytes >= MIN_BYTES
+            })
+        });
+        // A process that starts while others wait is let run at once if there is room.
+        let state = if self.holds_any() { State::Held } else { State::Runs };
+        for &now in processes {
+            let is_known = self.queue.iter().any(|member| member.now.pid == now.pid);
+            if !is_known && now.need_bytes >= MIN_BYTES {
+                self.queue.push(Member { now, state, since: at });
+            }
+        }
+    }
+
+    /// Updates what is known about the processes that are not held, large and small.
+    fn measure(&mut self, at: Duration, time: Duration, processes: &[Process]) {
+        let (mut threads, mut worked, mut lost) = (Threads::default(), Duration::ZERO, Duration::ZERO);
+        for process in processes.iter().filter(|process| !self.is_held(process.pid)) {
+            threads = [threads, process.threads].into_iter().sum();
+            worked += process.worked;
+            lost += process.served + time * process.threads.waiting;
+        }
+        let all = worked + lost;
+        let share = if all < time / MIN_USED { 0.0 } else { lost.as_secs_f64() / all.as_secs_f64() };
+        let weight = 1.0 - (-time.as_secs_f64() / WINDOW.as_secs_f64()).exp();
+        self.share += (share - self.share) * weight;
+        let since = |holds: bool, before: Option<Duration>| holds.then(|| before.unwrap_or(at));
+        let max_share = if self.holds_any() { MAX_SHARE_IN_TURNS } else { MAX_SHARE };
+        self.above_since = since(self.share > max_share, self.above_since);
+        self.asleep_since = since(threads == Threads::default() && worked < time / MIN_USED, self.asleep_since);
+    }
+
+    /// Decides whether processes change places, and moves in the queue those that do.
+    fn change(&mut self, at: Duration) -> Change {
+        let has_lasted = |since: Option<Duration>, time| since.is_some_and(|since| at.saturating_sub(since) >= time);
+        if at < self.paused_until {
+            return Change::None;
+        }
+        let waits = |member: &Member| member.state == State::Held && member.now.threads.waiting > 0;
+        let waits_longest = self.queue.iter().filter(|member| waits(member)).min_by_key(|member| member.since);
+        if let Some(&next) = waits_longest {
+            if has_lasted(self.asleep_since, MAX_SLEEP) {
+                self.count_sleep(at);
+                let runners = self.queue.iter().filter(|member| member.state == State::Runs);
+                let pids: Vec<u32> = runners.map(|member| member.now.pid).collect();
+                self.turn(at, next.now.pid, &pids);
+                return Change::Turn;
+            }
+            let is_due = at.saturating_sub(next.since) >= turn_of(next.now.need_bytes);
+            if is_due && at.saturating_sub(self.turned) >= MIN_TURN {
+                self.short_turns = 0;
+                let runners = self.queue.iter().filter(|member| member.state == State::Runs);
+                let longest = runners.min_by_key(|member| member.since).map(|member| member.now.pid);
+                self.turn(at, next.now.pid, longest.as_slice());
+                return Change::Turn;
+            }
+        }
+        if has_lasted(self.above_since, ONSET) { Change::Thrashing } else { Change::None }
+    }
+
+    /// Notes that all processes that run sleep, although others are held.
+    fn count_sleep(&mut self, at: Duration) {
+        let is_short = at.saturating_sub(self.turned) < SHORT_TURN;
+        self.short_turns = if is_short { self.short_turns + 1 } else { 1 };
+        if self.short_turns >= MAX_SHORT_TURNS {
+            self.short_turns = 0;
+            self.paused_until = at + self.pause;
+            self.pause = (self.pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    /// Moves `next` to the head of the queue, and those of `last` to its end.
+    fn turn(&mut self, at: Duration, next: u32, last: &[u32]) {
+        self.turned = at;
+        self.queue.sort_by_key(|member| match member.now.pid {
+            pid if pid == next => 0,
+            pid if last.contains(&pid) => 2,
+            _ => 1,
+        });
+    }
+
+    /// Lets those processes run that fit, from the head of the queue, and holds the others. A
+    /// process that gets its turn takes the room of others, from the end of the queue.
+    fn assign(&mut self, at: Duration, memory: Memory, change: Change) {
+        let is_paused = at < self.paused_until;
+        if is_paused || memory.ratio > MAX_RATIO || self.queue.len() < 2 {
+            let held = self.queue.iter_mut().filter(|member| member.state == State::Held);
+            held.for_each(|member| (member.state, member.since) = (State::Runs, at));
+            return;
+        }
+        if change == Change::None && !self.holds_any() {
+            return;
+        }
+        let swapped_out: f64 = self.queue.iter().map(|member| member.now.need_bytes as f64 * memory.ratio).sum();
+        let runners = self.queue.iter().filter(|member| member.state == State::Runs);
+        let running = runners.map(|member| member.extra_bytes(memory)).sum::<f64>();
+        let room = |share| memory.limit_bytes as f64 * share - swapped_out;
+        let (mut filled, room, mut has_runner) = match change {
+            Change::None => (running, room(REFILL), self.has_runner()),
+            Change::Thrashing => (0.0, room(FILL), false),
+            Change::Turn => (0.0, room(FILL), false),
+        };
+        let mut has_changed = false;
+        for (place, member) in self.queue.iter_mut().enumerate() {
+            let may_change = match (change, member.state) {
+                (Change::None, State::Runs) => false,
+                (Change::Turn, State::Held) => place == 0,
+                _ => true,
+            };
+            if !may_change {
+                continue;
+            }
+            let fits = !has_runner || filled + member.extra_bytes(memory) <= room;
+            let state = if fits { State::Runs } else { State::Held };
+            if fits {
+                filled += member.extra_bytes(memory);
+                has_runner = true;
+            }
+            if state != member.state {
+                has_changed = true;
+                self.turns += u64::from(state == State::Held);
+                (member.state, member.since) = (state, at);
+            }
+        }
+        if has_changed {
+            // What was measured belongs to other processes.
+            (self.share, self.above_since, self.asleep_since) = (0.0, None, None);
+        }
+    }
+
+    fn has_runner(&self) -> bool {
+        self.queue.iter().any(|member| member.state == State::Runs)
+    }
+}
+
+/// Returns how long a process of this size is held at most before it gets a turn.
+fn turn_of(need_bytes: u64) -> Duration {
+    let moving = Duration::from_millis(need_bytes * 1000 / MOVED_BYTES_PER_SECOND);
+    MIN_TURN + moving * TURN_PER_MOVE
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! Runs of processes with made-up sizes and clocks.
+
+use super::*;
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+const STEP: Duration = Duration::from_millis(50);
+const MEMORY: Memory = Memory { limit_bytes: 400 * MIB, ratio: 0.25 };
+
+/// What a process of the run does while it is not held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Doing {
+    /// It works.
+    Work,
+    /// It waits for memory.
+    Wait,
+    /// It sleeps.
+    Sleep,
+}
+
+/// A run, its clock, and what its processes need and do.
+struct Run {
+    turns: Turns,
+    at: Duration,
+    memory: Memory,
+    processes: Vec<(u32, u64, Doing)>,
+}
+
+impl Run {
+    fn new(need_mib: &[u64], doing: Doing) -> Run {
+        let processes = need_mib.iter().zip(1..).map(|(&mib, pid)| (pid, mib * MIB, doing)).collect();
+        Run { turns: Turns::new(), at: Duration::ZERO, memory: MEMORY, processes }
+    }
+
+    /// Looks after one step. A held process waits if it is not asleep.
+    fn step(&mut self) {
+        self.at += STEP;
+        let (turns, waits) = (&self.turns, Threads { waiting: 1, running: 0 });
+        let now: Vec<Process> = self
+            .processes
+            .iter()
+            .map(|&(pid, need_bytes, doing)| {
+                let idle = Process {
+                    pid,
+                    need_bytes,
+                    threads: Threads::default(),
+                    worked: Duration::ZERO,
+                    served: Duration::ZERO,
+                };
+                match (doing, turns.is_held(pid)) {
+                    (Doing::Sleep, _) => idle,
+                    (_, true) => Process { threads: waits, ..idle },
+                    (Doing::Work, false) => {
+                        Process { threads: Threads { waiting: 0, running: 1 }, worked: STEP, ..idle }
+                    }
+                    (Doing::Wait, false) => Process { threads: waits, served: STEP, ..idle },
+                }
+            })
+            .collect();
+        self.turns.look(self.at, self.memory, &now);
+    }
+
+    /// Looks until `condition` holds. Returns the time that took; panics after an hour.
+    fn until(&mut self, condition: impl Fn(&Turns) -> bool) -> Duration {
+        let started = self.at;
+        while !condition(&self.turns) {
+            self.step();
+            assert!(self.at - started < Duration::from_secs(3600), "{:?}", self.turns);
+        }
+        self.at - started
+    }
+
+    fn during(&mut self, time: Duration) {
+        for _ in 0..time.div_duration_f64(STEP) as u32 {
+            self.step();
+        }
+    }
+
+    fn held(&self) -> Vec<u32> {
+        self.processes.iter().map(|&(pid, ..)| pid).filter(|&pid| self.turns.is_held(pid)).collect()
+    }
+
+    fn set(&mut self, pid: u32, doing: Doing) {
+        self.processes.iter_mut().find(|process| process.0 == pid).unwrap().2 = doing;
+    }
+}
+
+#[test]
+fn nothing_is_held_while_processes_work_or_sleep() {
+    for doing in [Doing::Work, Doing::Sleep] {
+        let mut run = Run::new(&[300, 300, 300], doing);
+        run.during(Duration::from_secs(60));
+        assert_eq!((run.held(), run.turns.count()), (vec![], 0));
+    }
+}
+
+#[test]
+fn the_oldest_that_fit_run_and_small_ones_are_never_held() {
+    let mut run = Run::new(&[100, 10, 100, 100, 100, 30], Doing::Wait);
+    let time = run.until(Turns::holds_any);
+    assert!(time >= ONSET && time < ONSET + WINDOW * 2, "{time:?}");
+    // A quarter of 430 MiB, and three quarters of 100, 100, 100 and 30 MiB: 355 of 380 MiB.
+    assert_eq!((run.held(), run.turns.count()), (vec![5], 1));
+}
+
+#[test]
+fn one_process_alone_is_not_held_and_the_oldest_runs_even_if_it_does_not_fit() {
+    let mut run = Run::new(&[900], Doing::Wait);
+    run.during(Duration::from_secs(20));
+    assert_eq!(run.held(), [0u32; 0]);
+    let mut run = Run::new(&[900, 100], Doing::Wait);
+    run.until(Turns::holds_any);
+    assert_eq!(run.held(), [2]);
+}
+
+#[test]
+fn nothing_is_held_if_memory_does_not_compress() {
+    let mut run = Run::new(&[300, 300], Doing::Wait);
+    run.memory.ratio = 0.9;
+    run.during(Duration::from_secs(20));
+    assert_eq!(run.held(), [0u32; 0]);
+}
+
+#[test]
+fn a_held_process_runs_when_there_is_room_and_what_starts_meanwhile_waits() {
+    let mut run = Run::new(&[300, 300], Doing::Wait);
+    run.until(Turns::holds_any);
+    run.set(1, Doing::Work);
+    run.processes.push((3, 20 * MIB, Doing::Work));
+    run.during(Duration::from_secs(1));
+    assert_eq!(run.held(), [2, 3]);
+    run.processes.remove(0);
+    run.during(STEP);
+    assert_eq!(run.held(), [0u32; 0], "all that is left fits");
+}
+
+#[test]
+fn processes_take_turns() {
+    let mut run = Run::new(&[300, 300, 300], Doing::Wait);
+    run.until(Turns::holds_any);
+    for next in [2, 3, 1, 2] {
+        let time = run.until(|turns| !turns.is_held(next));
+        assert!(time <= turn_of(300 * MIB) * 2, "{next}: {time:?}");
+        assert_eq!(run.held().len(), 2);
+    }
+}
+
+#[test]
+fn if_all_that_run_sleep_a_held_one_gets_its_turn_at_once() {
+    let mut run = Run::new(&[300, 300], Doing::Wait);
+    run.until(Turns::holds_any);
+    run.during(Duration::from_secs(2));
+    run.set(1, Doing::Sleep);
+    let time = run.until(|turns| !turns.is_held(2));
+    assert!(time >= MAX_SLEEP && time <= MAX_SLEEP + STEP * 2, "{time:?}");
+    assert_eq!(run.held(), [1]);
+}
+
+#[test]
+fn processes_that_wait_for_each_other_work_together() {
+    let mut run = Run::new(&[300, 300], Doing::Wait);
+    let mut pauses = Vec::new();
+    for _ in 0..3 {
+        run.until(Turns::holds_any);
+        // The one that runs soon waits for the other.
+        while run.turns.holds_any() {
+            let runs = if run.turns.is_held(1) { 2 } else { 1 };
+            run.set(runs, Doing::Sleep);
+            run.set(3 - runs, Doing::Wait);
+            run.step();
+        }
+        run.set(1, Doing::Wait);
+        run.set(2, Doing::Wait);
+        pauses.push(run.until(Turns::holds_any));
+    }
+    assert!(pauses[0] >= MIN_PAUSE && pauses[0] < MIN_PAUSE + ONSET * 2, "{pauses:?}");
+    assert!(pauses[1] >= MIN_PAUSE * 2 && pauses[2] >= MIN_PAUSE * 4, "{pauses:?}");
+}
+
+fn doing() -> impl Strategy<Value = Doing> {
+    prop_oneof![4 => Just(Doing::Wait), 2 => Just(Doing::Work), 1 => Just(Doing::Sleep)]
+}
+
+proptest! {
+    /// Whatever processes do, one that can be held runs, and none that is awake is held for ever.
+    #[test]
+    fn each_process_gets_its_turn(
+        need_mib in prop::collection::vec(1u64..500, 1..8),
+        changes in prop::collection::vec((1u32..10, doing(), 1u64..500, 1u32..400), 0..40),
+        ratio in 0.0..1.0,
+    ) {
+        let mut run = Run::new(&need_mib, Doing::Wait);
+        run.memory.ratio = ratio;
+        let mut held_since = [Duration::MAX; 10];
+        let longest = turn_of(500 * MIB) * 10;
+        for (pid, doing, mib, steps) in changes {
+            match run.processes.iter().position(|process| process.0 == pid) {
+                Some(at) if mib % 5 == 0 => _ = run.processes.remove(at),
+                Some(at) => run.processes[at] = (pid, mib * MIB, doing),
+                None => run.processes.push((pid, mib * MIB, doing)),
+            }
+            for _ in 0..steps {
+                run.step();
+                prop_assert!(run.turns.queue.is_empty() || run.turns.has_runner());
+                for pid in 1..10 {
+                    let is_awake = run.processes.iter().any(|&(its, _, doing)| its == pid && doing != Doing::Sleep);
+                    let since = &mut held_since[pid as usize];
+                    *since = if is_awake && run.turns.is_held(pid) { (*since).min(run.at) } else { Duration::MAX };
+                    prop_assert!(run.at.saturating_sub(*since) < longest, "{pid}: {:?}", run.turns);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Held faults: a process whose turn it is not gets no fault served.
+//!
+//! Handlers receive its messages all the same, because changes of mappings come by them, and forget
+//! those of faults. When the process may run, the monitor wakes all threads that wait, and they
+//! raise their faults again. There is no lock.
+
+use foliomem_sync::atomic::{AtomicBool, Ordering};
+
+/// Whether threads of the program wait although no handler knows their faults.
+#[derive(Debug, Default)]
+pub(crate) struct HeldFaults {
+    are_left: AtomicBool,
+}
+
+impl HeldFaults {
+    /// Returns whether a handler must leave a fault that it has received, because the process is
+    /// held.
+    pub fn leave(&self, is_held: impl FnOnce() -> bool) -> bool {
+        let leaves = is_held();
+        if leaves {
+            self.are_left.store(true, Ordering::SeqCst);
+        }
+        leaves
+    }
+
+    /// Wakes all threads that wait for a fault if the process may run again. The monitor calls
+    /// this.
+    pub fn wake_if_over(&self, is_held: impl FnOnce() -> bool, wake_all: impl FnOnce()) {
+        if self.are_left.load(Ordering::SeqCst) && !is_held() {
+            // The flag first: a fault that a handler leaves in between has waited since before, so
+            // it is woken, and one that is left after the wake sets the flag again.
+            self.are_left.store(false, Ordering::SeqCst);
+            wake_all();
+        }
+    }
+
+    /// Returns whether threads wait until the process may run.
+    pub fn are_left(&self) -> bool {
+        self.are_left.load(Ordering::Relaxed)
+    }
+
+    /// Forgets the parent's faults. The child of a fork calls this.
+    pub fn reset(&self) {
+        self.are_left.store(false, Ordering::Relaxed);
+    }
+}
