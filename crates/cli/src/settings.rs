@@ -116,7 +116,7 @@ knobs! {
         configure: |_, _| {},
     };
     /// If the run thrashes, let as many of its processes run as fit, while the others wait,
-    /// compressed, for their turn: on or off.
+    /// compressed, for their turn: on or off. While a run is recorded, all run all the time.
     turns: TakeTurns = Knob {
         form: Form::Value("WHETHER"),
         values: "`on`, `off`",

@@ -128,7 +128,7 @@ impl StallWatch {
             self.cpu_times.insert(pid, times);
             let since = before.get(&pid).unwrap_or(&times);
             let [worked, served] = [0, 1].map(|of| times[of].saturating_sub(since[of]));
-            Process { pid, need_bytes: need_bytes(slot), threads, worked, served }
+            Process { pid, need_bytes: need_bytes(slot), threads, left_faults: slot.left_faults(), worked, served }
         });
         let (swapped_out, stored) = control.tree_store_bytes();
         let ratio = match swapped_out {

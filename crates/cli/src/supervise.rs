@@ -12,7 +12,7 @@ use crate::preflight;
 use crate::record::Recorder;
 use crate::report::Report;
 use crate::run_report::{ReportFile, RunReport};
-use crate::settings::{Settings, SwapSetting};
+use crate::settings::{Settings, SwapSetting, TakeTurns};
 use crate::stall::StallWatch;
 use crate::unmanaged::Census;
 use foliomem_session::custody::Custody;
@@ -146,6 +146,8 @@ pub fn run(
     let publish = |target| Publisher::start(target, Metrics::new(control, program.name));
     let publisher = metrics_target.map(publish).transpose()?;
     let started = Instant::now();
+    // A replay has no turns.
+    let turns = if recorder.is_some() { TakeTurns::Off } else { settings.turns() };
     let run = Run {
         control,
         child,
@@ -157,7 +159,7 @@ pub fn run(
         oom_kills: OomKills::count(groups.clone()),
         largest: Largest::default(),
         limit_updater: LimitUpdater::new(configuration.limit, groups),
-        stall_watch: StallWatch::new(settings.turns()),
+        stall_watch: StallWatch::new(turns),
         // A run inside this one prints its own warnings.
         said_unmanaged: preflight::is_foliomem(program.path),
         crashing: Vec::new(),

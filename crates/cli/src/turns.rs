@@ -13,6 +13,7 @@
 //! If that happens again and again, the processes work together, and nothing is held for some time.
 
 use crate::thrashing::Threads;
+use foliomem_session::process_table::LeftFaults;
 use std::time::Duration;
 
 /// Size in bytes below which a process is not held.
@@ -49,6 +50,8 @@ const MAX_SHORT_TURNS: u32 = 4;
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum of that time.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
+/// Number of looks in a row that show that another process waits for the memory of a held one.
+const MAX_WANTED: u32 = 3;
 /// Processes that together use less than this share of a CPU, as a divisor, sleep.
 const MIN_USED: u32 = 20;
 /// Maximum time that one sample stands for: the supervisor may have been stopped.
@@ -63,6 +66,8 @@ pub struct Process {
     pub need_bytes: u64,
     /// Its threads.
     pub threads: Threads,
+    /// The faults that its companion has left because it is held.
+    pub left_faults: LeftFaults,
     /// CPU time of the program since the last look.
     pub worked: Duration,
     /// CPU time of its companion since the last look.
@@ -90,9 +95,33 @@ struct Member {
     now: Process,
     state: State,
     since: Duration,
+    /// Number of looks in a row at which it was held, had left faults, and no thread of its own
+    /// waited.
+    wanted: u32,
+    access: Access,
+}
+
+/// The processes that access the memory of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Access {
+    /// It alone, as far as is known.
+    Own,
+    /// Another one, too, such as a debugger: what that one waits for shows in none of its threads,
+    /// so it is not held again.
+    Foreign,
 }
 
 impl Member {
+    /// Notices faults of other processes in the memory of this one.
+    fn note_foreign_access(&mut self) {
+        let is_wanted =
+            self.state == State::Held && self.now.left_faults == LeftFaults::Some && self.now.threads.waiting == 0;
+        self.wanted = if is_wanted { self.wanted + 1 } else { 0 };
+        if self.wanted == MAX_WANTED {
+            self.access = Access::Foreign;
+        }
+    }
+
     /// Returns what the process takes more while it runs, in bytes.
     fn extra_bytes(&self, memory: Memory) -> f64 {
         self.now.need_bytes as f64 * (1.0 - memory.ratio)
@@ -180,6 +209,7 @@ impl Turns {
             let now = processes.iter().find(|process| process.pid == member.now.pid);
             now.is_some_and(|now| {
                 member.now = *now;
+                member.note_foreign_access();
                 member.state == State::Held || now.need_bytes >= MIN_BYTES
             })
         });
@@ -188,7 +218,7 @@ impl Turns {
         for &now in processes {
             let is_known = self.queue.iter().any(|member| member.now.pid == now.pid);
             if !is_known && now.need_bytes >= MIN_BYTES {
-                self.queue.push(Member { now, state, since: at });
+                self.queue.push(Member { now, state, since: at, wanted: 0, access: Access::Own });
             }
         }
     }
@@ -217,7 +247,7 @@ impl Turns {
         if at < self.paused_until {
             return Change::None;
         }
-        let waits = |member: &Member| member.state == State::Held && member.now.threads.waiting > 0;
+        let waits = |member: &Member| member.state == State::Held && member.now.left_faults == LeftFaults::Some;
         let waits_longest = self.queue.iter().filter(|member| waits(member)).min_by_key(|member| member.since);
         if let Some(&next) = waits_longest {
             if has_lasted(self.asleep_since, MAX_SLEEP) {
@@ -273,13 +303,13 @@ impl Turns {
             return;
         }
         let swapped_out: f64 = self.queue.iter().map(|member| member.now.need_bytes as f64 * memory.ratio).sum();
-        let runners = self.queue.iter().filter(|member| member.state == State::Runs);
-        let running = runners.map(|member| member.extra_bytes(memory)).sum::<f64>();
         let room = |share| memory.limit_bytes as f64 * share - swapped_out;
         let (mut filled, room, mut has_runner) = match change {
-            Change::None => (running, room(REFILL), self.has_runner()),
-            Change::Thrashing => (0.0, room(FILL), false),
-            Change::Turn => (0.0, room(FILL), false),
+            Change::None => {
+                let runners = self.queue.iter().filter(|member| member.state == State::Runs);
+                (runners.map(|member| member.extra_bytes(memory)).sum(), room(REFILL), self.has_runner())
+            }
+            Change::Thrashing | Change::Turn => (0.0, room(FILL), false),
         };
         let mut has_changed = false;
         for (place, member) in self.queue.iter_mut().enumerate() {
@@ -291,7 +321,8 @@ impl Turns {
             if !may_change {
                 continue;
             }
-            let fits = !has_runner || filled + member.extra_bytes(memory) <= room;
+            let is_free = !has_runner || member.access == Access::Foreign;
+            let fits = is_free || filled + member.extra_bytes(memory) <= room;
             let state = if fits { State::Runs } else { State::Held };
             if fits {
                 filled += member.extra_bytes(memory);

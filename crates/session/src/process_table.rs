@@ -22,6 +22,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Maximum number of simultaneous processes of a run. The limit does not cover further processes;
 /// foliomem reports that once.
 pub const MAX_PROCESSES: usize = 1024;
+/// The field of `/proc/PID/stat` with the flags of a process.
+const FLAGS_FIELD: usize = 9;
+/// The flag of a process that exits or has exited (`include/linux/sched.h`).
+const PF_EXITING: u32 = 4;
 /// In `ended`: the companion has begun to end by itself.
 const ENDING: u32 = 1;
 /// In `ended`: the companion writes to its slot no more.
@@ -62,6 +66,8 @@ shared_words! {
         pub(crate) idle: AtomicU32,
         /// Until when the process is held, in nanoseconds of the monotonic clock; 0 if it is not.
         pub(crate) held_until_ns: AtomicU64,
+        /// 1 while threads wait for faults that the companion has left.
+        pub(crate) left_faults: AtomicU32,
         /// A number that all processes share which forks have made from one; 0 before the first
         /// fork.
         pub(crate) family: AtomicU32,
@@ -70,6 +76,15 @@ shared_words! {
         /// The process's counters.
         pub counters: Counters,
     }
+}
+
+/// The faults of a held process that its companion has left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LeftFaults {
+    /// There are none.
+    None,
+    /// There are some, of its own threads or of other processes that access its memory.
+    Some,
 }
 
 impl ProcessSlot {
@@ -109,6 +124,17 @@ impl ProcessSlot {
     pub fn is_held(&self, now_ns: impl FnOnce() -> u64) -> bool {
         let until_ns = self.held_until_ns.load(Ordering::Relaxed);
         until_ns != 0 && now_ns() < until_ns
+    }
+
+    /// Notes whether threads wait for faults that the companion has left because the process is
+    /// held. The companion calls this.
+    pub fn note_left_faults(&self, are_left: LeftFaults) {
+        self.left_faults.store(u32::from(are_left == LeftFaults::Some), Ordering::Relaxed);
+    }
+
+    /// Returns whether threads wait for faults that the companion has left.
+    pub fn left_faults(&self) -> LeftFaults {
+        if self.left_faults.load(Ordering::Relaxed) == 0 { LeftFaults::None } else { LeftFaults::Some }
     }
 
     /// Marks that the companion ends shortly before its process. The slot keeps its figures until
@@ -244,12 +270,13 @@ impl Control {
         self.reap_where(|_| true)
     }
 
-    /// Reaps as [`Self::reap`] does, but leaves `program` as it was at its end, for the report. A
-    /// program that it executed in its place is another one.
+    /// Reaps as [`Self::reap`] does, but leaves `program` as it was at its end, for the report. If
+    /// it has executed another program in its place, it has not ended.
     pub fn reap_except(&self, program: Pid) -> usize {
         let program = program.as_raw_nonzero().get() as u32;
-        let goes_on = || self.living().any(|other| other.pid.load(Ordering::Relaxed) == program && !other.is_gone());
-        self.reap_where(|pid| pid != program || goes_on())
+        let is_exiting =
+            || pagemap::process_field(program, FLAGS_FIELD).is_none_or(|flags: u32| flags & PF_EXITING != 0);
+        self.reap_where(|pid| pid != program || !is_exiting())
     }
 
     fn reap_where(&self, may_reap: impl Fn(u32) -> bool) -> usize {
@@ -295,6 +322,7 @@ impl Control {
             process.awake.store(0, Ordering::Relaxed);
             process.idle.store(0, Ordering::Relaxed);
             process.held_until_ns.store(0, Ordering::Relaxed);
+            process.left_faults.store(0, Ordering::Relaxed);
             process.family.store(0, Ordering::Relaxed);
             process.request.clear();
             process.counters.clear_gauges();

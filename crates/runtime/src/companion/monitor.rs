@@ -23,6 +23,7 @@ use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
 use foliomem_core::pacing::{Activity, Protection};
 use foliomem_session::memory_request::{Pending, Wanted};
+use foliomem_session::process_table::LeftFaults;
 use foliomem_sys::clock::{self, now_ns};
 use foliomem_sys::companion_process::Woken;
 use foliomem_sys::cpus::{self, Urgency, set_urgency};
@@ -256,6 +257,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     let engine = &events.activated.engine;
     let uffd = &engine.ports().space.descriptors().program;
     runtime.held_faults.wake_if_over(|| slot.is_held(now_ns), || uffd.wake_all());
+    slot.note_left_faults(if runtime.held_faults.are_left() { LeftFaults::Some } else { LeftFaults::None });
     apply_limit(runtime, engine, request);
     if let Some(request) = request {
         runtime.reclaim.serve(request);
