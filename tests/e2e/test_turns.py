@@ -1,12 +1,10 @@
 """Processes of a run that thrashes take turns."""
-import json
 import os
 import signal
-import subprocess
 import time
 
 import pytest
-from conftest import BIN, foliomem, foliomem_only
+from conftest import foliomem, foliomem_only, read_text, start
 
 pytestmark = foliomem_only
 
@@ -32,25 +30,22 @@ def test_processes_that_need_each_other_get_on(built, mode, count):
     assert got.out == b"right\n"
 
 
-def test_what_a_stopped_supervisor_holds_runs_on_and_can_be_killed(built, tmp_path):
-    stats = tmp_path / "stats.json"
-    argv = [BIN, "run", "--limit", "64M", "--stats", stats, "--", *map(str, together(built("random.c"), 10))]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
-        try:
-            time.sleep(6)
-            run.send_signal(signal.SIGSTOP)
-            programs = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_program_of(pid, run.pid)]
-            os.kill(programs[-1], signal.SIGTERM)
-            deadline = time.monotonic() + 60
-            while not all(map(is_over, programs)) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            alive = [pid for pid in programs if not is_over(pid)]
-            run.send_signal(signal.SIGCONT)
-            assert (len(programs), alive) == (3, [])
-            assert run.communicate(timeout=30)[0] == b"right\n" * 2
-            assert json.loads(stats.read_text())["turns"] > 0
-        finally:
-            run.kill()
+def test_what_a_stopped_supervisor_holds_runs_on_and_can_be_killed(built):
+    run = start(together(built("random.c"), 10), "64M")
+    time.sleep(6)
+    os.kill(run.pid, signal.SIGSTOP)
+    programs = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_program_of(pid, run.pid)]
+    for pid in programs[-1:]:
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while not all(map(is_over, programs)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    alive = [pid for pid in programs if not is_over(pid)]
+    os.kill(run.pid, signal.SIGCONT)
+    got = run.finish(30)
+    assert (len(programs), alive) == (3, [])
+    assert got.out == b"right\n" * 2
+    assert got.stats["turns"] > 0
 
 
 def is_program_of(pid, run):
@@ -67,8 +62,4 @@ def is_over(pid):
 
 def status_of(pid):
     """Fields of /proc/PID/status; none if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/status") as status:
-            return dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
-    except OSError:
-        return {}
+    return dict(line.split(":\t", 1) for line in read_text(f"/proc/{pid}/status").splitlines() if ":\t" in line)

@@ -81,9 +81,6 @@ real! {
     DL_ITERATE_PHDR = c"dl_iterate_phdr",
 }
 
-/// Size of a program's address space, in bytes, with 4-level page tables.
-const ADDRESS_SPACE: usize = 1 << 47;
-
 /// Looks all real functions up.
 pub fn resolve() {
     ALL.iter().for_each(|real| _ = real.resolve());

@@ -116,7 +116,7 @@ impl Report {
         map.insert("memory_stall_ns".to_owned(), json!(stall.stall_ns));
         map.insert("memory_stall_percent".to_owned(), json!(stall_percent(stall, self.elapsed)));
         map.insert("thrashing".to_owned(), json!(stall.thrashing));
-        map.insert("turns".to_owned(), json!(stall.turns));
+        map.insert("turns".to_owned(), json!(self.control.turns()));
         for order in Order::all() {
             let name = format!("hugepages-{}kB", order.kib());
             map.insert(name, fields(counters.of(order).fields()));

@@ -15,11 +15,8 @@ use crate::turns::{Memory, Process, Turns};
 use foliomem_session::memory_request::Wanted;
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
-use foliomem_session::tree_usage::MemoryStall;
 use foliomem_sys::clock;
-use foliomem_types::counters::Counters;
 use foliomem_types::settings::Limit;
-use foliomem_types::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -42,10 +39,8 @@ const FAULT_WAIT: &str = "handle_userfault";
 const NO_WAIT: &str = "0";
 /// A process is held for this long after the supervisor last said so. It says so at each sample.
 const HOLD: Duration = Duration::from_secs(3);
-/// Compression ratio of a run that has swapped out less than [`MIN_SWAPPED_BYTES`].
+/// Compression ratio of a run that has compressed too little to know it.
 const UNKNOWN_RATIO: f64 = 0.5;
-/// Uncompressed bytes from which the compression ratio of a run is known.
-const MIN_SWAPPED_BYTES: u64 = 4 << 20;
 
 /// Watches how much a run waits for memory.
 #[derive(Debug)]
@@ -60,7 +55,6 @@ pub struct StallWatch {
     number: usize,
     /// The turns of the processes, if they take turns.
     turns: Option<Turns>,
-    turns_taken: u64,
     /// CPU times of each process and of its companion at the last sample, by pid.
     cpu_times: BTreeMap<u32, CpuTimes>,
 }
@@ -78,7 +72,6 @@ impl StallWatch {
             swap_ins: 0,
             swapped_in: None,
             number: 0,
-            turns_taken: 0,
             cpu_times: BTreeMap::new(),
             turns: (turns == TakeTurns::On).then(Turns::new),
         }
@@ -114,8 +107,7 @@ impl StallWatch {
         if is_sampled {
             self.take_turns(control, &processes, &threads);
         }
-        self.turns_taken = self.turns.as_ref().map_or(self.turns_taken, Turns::count);
-        control.note_memory_stall(MemoryStall { turns: self.turns_taken, ..self.samples.stall() });
+        control.note_memory_stall(self.samples.stall());
         share.map(|share| thrashing::onset(share, Need::of(control), remedy(control)))
     }
 
@@ -128,14 +120,11 @@ impl StallWatch {
             self.cpu_times.insert(pid, times);
             let since = before.get(&pid).unwrap_or(&times);
             let [worked, served] = [0, 1].map(|of| times[of].saturating_sub(since[of]));
-            Process { pid, need_bytes: need_bytes(slot), threads, left_faults: slot.left_faults(), worked, served }
+            Process { pid, need_bytes: slot.needed_bytes(), threads, left_faults: slot.left_faults(), worked, served }
         });
-        let (swapped_out, stored) = control.tree_store_bytes();
-        let ratio = match swapped_out {
-            0..MIN_SWAPPED_BYTES => UNKNOWN_RATIO,
-            _ => (stored as f64 / swapped_out as f64).min(1.0),
-        };
+        let ratio = control.compression_ratio().unwrap_or(UNKNOWN_RATIO).min(1.0);
         turns.look(control.elapsed(), Memory { limit_bytes: control.limit_bytes(), ratio }, &seen.collect::<Vec<_>>());
+        control.note_turns(turns.count());
         for &(pid, slot) in processes {
             if !turns.is_held(pid) {
                 let_run(slot);
@@ -181,15 +170,6 @@ fn let_run(slot: &ProcessSlot) {
 fn cpu_times(pid: u32, slot: &ProcessSlot) -> CpuTimes {
     let companion = slot.companion.load(Ordering::Relaxed);
     [pid, companion].map(|pid| clock::process_cpu_time(pid).unwrap_or_default())
-}
-
-/// Returns the memory that a process would take without compression, in bytes.
-fn need_bytes(slot: &ProcessSlot) -> u64 {
-    let Counters { store, vm, .. } = &slot.counters;
-    // The program may have overwritten any of these words.
-    let cached_bytes = vm.nr_swapcached.get().saturating_mul(PAGE_BYTES as u64);
-    let swapped_out = store.orig_data_size.get().saturating_sub(cached_bytes);
-    slot.measured_bytes().saturating_add(swapped_out).saturating_sub(store.mem_used_total.get())
 }
 
 impl Need {

@@ -51,8 +51,7 @@ impl std::iter::Sum for Threads {
 }
 
 impl Threads {
-    /// Returns the share of the waiting threads.
-    pub fn share(self) -> f64 {
+    fn share(self) -> f64 {
         let awake = f64::from(self.waiting) + f64::from(self.running);
         if awake == 0.0 { 0.0 } else { f64::from(self.waiting) / awake }
     }
@@ -130,7 +129,7 @@ impl Samples {
 
     /// Returns how much the run has waited so far.
     pub fn stall(&self) -> MemoryStall {
-        MemoryStall { stall_ns: self.stall.as_nanos() as u64, thrashing: self.thrashing, turns: 0 }
+        MemoryStall { stall_ns: self.stall.as_nanos() as u64, thrashing: self.thrashing }
     }
 }
 
@@ -237,7 +236,7 @@ mod tests {
         let mut samples = Samples::new();
         let said = sample(&mut samples, 60_000, MOSTLY_WAITING);
         assert_eq!((said.len(), said[0]), (1, 3050), "a second after the last 3 s have more than a half");
-        assert_eq!(samples.stall(), MemoryStall { stall_ns: 45_000_000_000, thrashing: 1, turns: 0 });
+        assert_eq!(samples.stall(), MemoryStall { stall_ns: 45_000_000_000, thrashing: 1 });
     }
 
     #[test]
@@ -304,7 +303,7 @@ mod tests {
         assert!(onset(0.6, need, Remedy::Group).ends_with(": raise the limit of the cgroup"));
         let roomy = Need { limit_bytes: 1 << 30, ..need };
         assert!(onset(0.6, roomy, Remedy::Ctl(12)).ends_with("it needs 197 MiB so far, and its limit is 1024 MiB"));
-        let stall = MemoryStall { stall_ns: 34_000_000_000, thrashing: 0, turns: 0 };
+        let stall = MemoryStall { stall_ns: 34_000_000_000, thrashing: 0 };
         assert_eq!(
             why(stall, Duration::from_secs(100), need).unwrap(),
             "limit 64 MiB too small: 34% of the time waiting for memory; it needs 197 MiB; nothing would be swapped out in \

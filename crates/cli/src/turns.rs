@@ -39,7 +39,7 @@ const MIN_TURN: Duration = Duration::from_secs(5);
 const MOVED_BYTES_PER_SECOND: u64 = 300 << 20;
 /// A turn lasts this many times as long as compressing and decompressing a process.
 const TURN_PER_MOVE: u32 = 20;
-/// The time for which all processes that run must sleep before a held one gets their turn.
+/// The time for which all processes that run must sleep before a held one gets its turn.
 const MAX_SLEEP: Duration = Duration::from_millis(150);
 /// A turn that ends by sleep sooner than this is short.
 const SHORT_TURN: Duration = Duration::from_secs(1);
@@ -96,30 +96,26 @@ struct Member {
     state: State,
     since: Duration,
     /// Number of looks in a row at which it was held, had left faults, and no thread of its own
-    /// waited.
+    /// waited, up to [`MAX_WANTED`]: then another process accesses its memory, such as a debugger,
+    /// and it is not held again.
     wanted: u32,
-    access: Access,
-}
-
-/// The processes that access the memory of a process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Access {
-    /// It alone, as far as is known.
-    Own,
-    /// Another one, too, such as a debugger: what that one waits for shows in none of its threads,
-    /// so it is not held again.
-    Foreign,
 }
 
 impl Member {
-    /// Notices faults of other processes in the memory of this one.
-    fn note_foreign_access(&mut self) {
+    /// Takes over what a process is at the moment.
+    fn update(&mut self, now: Process) {
+        self.now = now;
+        if self.has_foreign_access() {
+            return;
+        }
         let is_wanted =
             self.state == State::Held && self.now.left_faults == LeftFaults::Some && self.now.threads.waiting == 0;
         self.wanted = if is_wanted { self.wanted + 1 } else { 0 };
-        if self.wanted == MAX_WANTED {
-            self.access = Access::Foreign;
-        }
+    }
+
+    /// Returns whether another process accesses the memory of this one.
+    fn has_foreign_access(&self) -> bool {
+        self.wanted >= MAX_WANTED
     }
 
     /// Returns what the process takes more while it runs, in bytes.
@@ -178,12 +174,12 @@ impl Turns {
 
     /// Returns whether a process is held.
     pub fn is_held(&self, pid: u32) -> bool {
-        self.queue.iter().any(|member| member.now.pid == pid && member.state == State::Held)
+        self.held().any(|member| member.now.pid == pid)
     }
 
     /// Returns whether any process is held.
     pub fn holds_any(&self) -> bool {
-        self.queue.iter().any(|member| member.state == State::Held)
+        self.held().next().is_some()
     }
 
     /// Returns how many times a process was held so far.
@@ -200,7 +196,7 @@ impl Turns {
         self.measure(at, time, processes);
         let change = self.change(at);
         self.assign(at, memory, change);
-        debug_assert!(self.queue.iter().all(|member| member.state == State::Runs) || self.has_runner());
+        debug_assert!(!self.holds_any() || self.has_runner());
     }
 
     /// Follows processes that have started, ended, or changed their size.
@@ -208,8 +204,7 @@ impl Turns {
         self.queue.retain_mut(|member| {
             let now = processes.iter().find(|process| process.pid == member.now.pid);
             now.is_some_and(|now| {
-                member.now = *now;
-                member.note_foreign_access();
+                member.update(*now);
                 member.state == State::Held || now.need_bytes >= MIN_BYTES
             })
         });
@@ -218,19 +213,17 @@ impl Turns {
         for &now in processes {
             let is_known = self.queue.iter().any(|member| member.now.pid == now.pid);
             if !is_known && now.need_bytes >= MIN_BYTES {
-                self.queue.push(Member { now, state, since: at, wanted: 0, access: Access::Own });
+                self.queue.push(Member { now, state, since: at, wanted: 0 });
             }
         }
     }
 
     /// Updates what is known about the processes that are not held, large and small.
     fn measure(&mut self, at: Duration, time: Duration, processes: &[Process]) {
-        let (mut threads, mut worked, mut lost) = (Threads::default(), Duration::ZERO, Duration::ZERO);
-        for process in processes.iter().filter(|process| !self.is_held(process.pid)) {
-            threads = [threads, process.threads].into_iter().sum();
-            worked += process.worked;
-            lost += process.served + time * process.threads.waiting;
-        }
+        let active = || processes.iter().filter(|process| !self.is_held(process.pid));
+        let threads: Threads = active().map(|process| process.threads).sum();
+        let worked: Duration = active().map(|process| process.worked).sum();
+        let lost = active().map(|process| process.served).sum::<Duration>() + time * threads.waiting;
         let all = worked + lost;
         let share = if all < time / MIN_USED { 0.0 } else { lost.as_secs_f64() / all.as_secs_f64() };
         let weight = 1.0 - (-time.as_secs_f64() / WINDOW.as_secs_f64()).exp();
@@ -247,21 +240,18 @@ impl Turns {
         if at < self.paused_until {
             return Change::None;
         }
-        let waits = |member: &Member| member.state == State::Held && member.now.left_faults == LeftFaults::Some;
-        let waits_longest = self.queue.iter().filter(|member| waits(member)).min_by_key(|member| member.since);
-        if let Some(&next) = waits_longest {
+        let waiting = self.held().filter(|member| member.now.left_faults == LeftFaults::Some);
+        if let Some(&next) = waiting.min_by_key(|member| member.since) {
             if has_lasted(self.asleep_since, MAX_SLEEP) {
                 self.count_sleep(at);
-                let runners = self.queue.iter().filter(|member| member.state == State::Runs);
-                let pids: Vec<u32> = runners.map(|member| member.now.pid).collect();
+                let pids: Vec<u32> = self.runners().map(|member| member.now.pid).collect();
                 self.turn(at, next.now.pid, &pids);
                 return Change::Turn;
             }
             let is_due = at.saturating_sub(next.since) >= turn_of(next.now.need_bytes);
             if is_due && at.saturating_sub(self.turned) >= MIN_TURN {
                 self.short_turns = 0;
-                let runners = self.queue.iter().filter(|member| member.state == State::Runs);
-                let longest = runners.min_by_key(|member| member.since).map(|member| member.now.pid);
+                let longest = self.runners().min_by_key(|member| member.since).map(|member| member.now.pid);
                 self.turn(at, next.now.pid, longest.as_slice());
                 return Change::Turn;
             }
@@ -306,8 +296,7 @@ impl Turns {
         let room = |share| memory.limit_bytes as f64 * share - swapped_out;
         let (mut filled, room, mut has_runner) = match change {
             Change::None => {
-                let runners = self.queue.iter().filter(|member| member.state == State::Runs);
-                (runners.map(|member| member.extra_bytes(memory)).sum(), room(REFILL), self.has_runner())
+                (self.runners().map(|member| member.extra_bytes(memory)).sum(), room(REFILL), self.has_runner())
             }
             Change::Thrashing | Change::Turn => (0.0, room(FILL), false),
         };
@@ -321,7 +310,7 @@ impl Turns {
             if !may_change {
                 continue;
             }
-            let is_free = !has_runner || member.access == Access::Foreign;
+            let is_free = !has_runner || member.has_foreign_access();
             let fits = is_free || filled + member.extra_bytes(memory) <= room;
             let state = if fits { State::Runs } else { State::Held };
             if fits {
@@ -341,7 +330,15 @@ impl Turns {
     }
 
     fn has_runner(&self) -> bool {
-        self.queue.iter().any(|member| member.state == State::Runs)
+        self.runners().next().is_some()
+    }
+
+    fn runners(&self) -> impl Iterator<Item = &Member> {
+        self.queue.iter().filter(|member| member.state == State::Runs)
+    }
+
+    fn held(&self) -> impl Iterator<Item = &Member> {
+        self.queue.iter().filter(|member| member.state == State::Held)
     }
 }
 

@@ -16,6 +16,7 @@ use crate::trace_ring::TraceRing;
 use foliomem_sys::identity::{self, is_alive};
 use foliomem_sys::{pagemap, process_exit_notice, shared_words};
 use foliomem_types::counters::Counters;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::process::Pid;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -91,6 +92,21 @@ impl ProcessSlot {
     /// Returns the size of the process at its last measurement, in bytes.
     pub fn measured_bytes(&self) -> u64 {
         self.measured_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns the size of what the process has swapped out, without swap-cache entries, in bytes.
+    pub fn swapped_out_bytes(&self) -> u64 {
+        let Counters { store, vm, .. } = &self.counters;
+        // The program may have overwritten any of these words.
+        let cached_bytes = vm.nr_swapcached.get().saturating_mul(PAGE_BYTES as u64);
+        store.orig_data_size.get().saturating_sub(cached_bytes)
+    }
+
+    /// Returns the memory that the process would take without compression, in bytes.
+    pub fn needed_bytes(&self) -> u64 {
+        let stored_bytes = self.counters.store.mem_used_total.get();
+        // The program may have overwritten any of these words.
+        self.measured_bytes().saturating_add(self.swapped_out_bytes()).saturating_sub(stored_bytes)
     }
 
     /// Marks the process as idle. The supervisor calls it.
@@ -214,6 +230,11 @@ pub(crate) fn is_running(pid: u32) -> bool {
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
+/// Returns whether process `pid` exits, has exited, or does not exist.
+pub(crate) fn is_exiting(pid: u32) -> bool {
+    pagemap::process_field(pid, FLAGS_FIELD).is_none_or(|flags: u32| flags & PF_EXITING != 0)
+}
+
 /// The index of a slot in the process table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotIndex(u32);
@@ -274,9 +295,7 @@ impl Control {
     /// it has executed another program in its place, it has not ended.
     pub fn reap_except(&self, program: Pid) -> usize {
         let program = program.as_raw_nonzero().get() as u32;
-        let is_exiting =
-            || pagemap::process_field(program, FLAGS_FIELD).is_none_or(|flags: u32| flags & PF_EXITING != 0);
-        self.reap_where(|pid| pid != program || !is_exiting())
+        self.reap_where(|pid| pid != program || !is_exiting(pid))
     }
 
     fn reap_where(&self, may_reap: impl Fn(u32) -> bool) -> usize {

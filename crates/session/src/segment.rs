@@ -580,7 +580,7 @@ mod tests {
         let (control, _fd) = Control::create(&configuration()).unwrap();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let program = pid(child.id() as i32);
-        while foliomem_sys::pagemap::process_field(child.id(), 9).is_none_or(|flags: u32| flags & 4 == 0) {
+        while !crate::process_table::is_exiting(child.id()) {
             foliomem_sync::back_off();
         }
         let held = |slot| &control.process(slot).counters.store.mem_used_total;

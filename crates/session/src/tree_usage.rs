@@ -6,7 +6,6 @@
 use crate::process_table::{ProcessSlot, SlotIndex};
 use crate::segment::Control;
 use foliomem_sys::clock;
-use foliomem_types::counters::Counters;
 use foliomem_types::units::PAGE_BYTES;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,8 +34,6 @@ pub struct MemoryStall {
     pub stall_ns: u64,
     /// How many times the run has begun to thrash.
     pub thrashing: u64,
-    /// How many times a process was held so that others get on.
-    pub turns: u64,
 }
 
 impl Control {
@@ -169,15 +166,23 @@ impl Control {
     pub fn note_memory_stall(&self, stall: MemoryStall) {
         self.header.memory_stall_ns.store(stall.stall_ns, Ordering::Relaxed);
         self.header.thrashing.store(stall.thrashing, Ordering::Relaxed);
-        self.header.turns.store(stall.turns, Ordering::Relaxed);
     }
 
     /// Returns how much the run has waited for memory so far.
     pub fn memory_stall(&self) -> MemoryStall {
-        let header = &self.header;
-        let [stall_ns, thrashing, turns] =
-            [&header.memory_stall_ns, &header.thrashing, &header.turns].map(|word| word.load(Ordering::Relaxed));
-        MemoryStall { stall_ns, thrashing, turns }
+        let [stall_ns, thrashing] =
+            [&self.header.memory_stall_ns, &self.header.thrashing].map(|word| word.load(Ordering::Relaxed));
+        MemoryStall { stall_ns, thrashing }
+    }
+
+    /// Publishes how many times a process was held so that others got on. The supervisor calls it.
+    pub fn note_turns(&self, turns: u64) {
+        self.header.turns.store(turns, Ordering::Relaxed);
+    }
+
+    /// Returns how many times a process was held so that others got on.
+    pub fn turns(&self) -> u64 {
+        self.header.turns.load(Ordering::Relaxed)
     }
 
     /// Returns the number of living processes that change their size, and the number of all living
@@ -222,13 +227,17 @@ impl Control {
     /// as the part in the stores. The ratio is unknown before [`MIN_STORED_BYTES`] are compressed;
     /// then the resident part counts as nothing.
     pub fn tree_compressed_bytes(&self) -> u64 {
-        let (out, used) = self.tree_store_bytes();
+        let (_, used) = self.tree_store_bytes();
         let resident = self.tree_anon_bytes().0.saturating_sub(used);
-        if out < MIN_STORED_BYTES {
-            return used;
-        }
-        let ratio = used as f64 / out as f64;
+        let ratio = self.compression_ratio().unwrap_or(0.0);
         used.saturating_add((resident as f64 * ratio) as u64)
+    }
+
+    /// Returns what a swapped-out byte of the tree takes in the stores; `None` before
+    /// [`MIN_STORED_BYTES`] are compressed.
+    pub fn compression_ratio(&self) -> Option<f64> {
+        let (out, used) = self.tree_store_bytes();
+        (out >= MIN_STORED_BYTES).then(|| used as f64 / out as f64)
     }
 
     /// Returns the sum of a gauge over the living processes, and their number.
@@ -258,14 +267,12 @@ impl Control {
 
     /// Returns the uncompressed size of the tree's stores, without swap-cache entries, and the
     /// memory that the stores take, both in bytes.
-    pub fn tree_store_bytes(&self) -> (u64, u64) {
+    fn tree_store_bytes(&self) -> (u64, u64) {
         let shared = (0, self.shared_store_bytes());
-        self.taking_memory().map(|process| &process.counters).fold(shared, |(swapped_out, used), counters| {
-            let Counters { store, vm, .. } = counters;
+        self.taking_memory().fold(shared, |(swapped_out, used), process| {
             // The program may have overwritten any of these words.
-            let cached = vm.nr_swapcached.get().saturating_mul(PAGE_BYTES as u64);
             let add = u64::saturating_add;
-            (add(swapped_out, store.orig_data_size.get().saturating_sub(cached)), add(used, store.mem_used_total.get()))
+            (add(swapped_out, process.swapped_out_bytes()), add(used, process.counters.store.mem_used_total.get()))
         })
     }
 }

@@ -10,6 +10,8 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use std::ops::Range;
 
+/// End of the addresses that a program can have, with 4-level page tables.
+pub const ADDRESSES_END: usize = 1 << 47;
 /// The ioctl that returns one mapping, since Linux 6.11.
 const PROCMAP_QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17);
 
@@ -421,8 +423,10 @@ mod tests {
         let (mut found, everything) = (Vec::new(), 0..usize::MAX);
         for_each_around(&maps, &[everything], &mut |mapping| found.push(mapping.start..mapping.end));
         assert!(found.is_sorted_by(|a, b| a.end <= b.start) && files.iter().all(|file| found.contains(file)));
-        let top = found.iter().rev().find(|range| range.end < 1 << 47).unwrap().end;
-        for_each_around(&maps, &[top..1 << 47, 1 << 47..usize::MAX], &mut |mapping| assert!(mapping.start >= top));
+        let top = found.iter().rev().find(|range| range.end < ADDRESSES_END).unwrap().end;
+        for_each_around(&maps, &[top..ADDRESSES_END, ADDRESSES_END..usize::MAX], &mut |mapping| {
+            assert!(mapping.start >= top)
+        });
     }
 
     #[test]

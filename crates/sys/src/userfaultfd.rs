@@ -12,7 +12,7 @@
 //! There is no lock.
 
 use crate::errno_text::{Cause, ErrnoText};
-use crate::interception::fork_call::ADDRESSES_END;
+use crate::maps::ADDRESSES_END;
 use crate::raw_ioctl;
 use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;

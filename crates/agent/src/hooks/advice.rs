@@ -1,9 +1,10 @@
 //! Hooks of `madvise` and `mlockall`: the program's advice about its memory. There is no lock.
 
-use super::{ADDRESS_SPACE, MADVISE, MLOCKALL, missing};
+use super::{MADVISE, MLOCKALL, missing};
 use crate::c_library::errno;
 use crate::start::runtime;
 use foliomem_runtime::runtime::{Madvice, Runtime};
+use foliomem_sys::maps::ADDRESSES_END;
 use foliomem_sys::memory_advice::Forks;
 use foliomem_types::size_policy::Advice;
 use foliomem_types::units::PAGE_BYTES;
@@ -47,7 +48,7 @@ pub(super) fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: 
     // SAFETY: `errno` returns the calling thread's errno.
     let is_taken = result.into() == 0 || unsafe { *errno() } == libc::ENOMEM;
     if let Some(runtime) = runtime().filter(|_| is_taken && len > 0) {
-        let end = start.saturating_add(len).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
+        let end = start.saturating_add(len).min(ADDRESSES_END).next_multiple_of(PAGE_BYTES);
         runtime.note_advice(start..end, advice);
     }
     result

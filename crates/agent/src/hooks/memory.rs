@@ -5,12 +5,13 @@
 //! fills it, and change nothing else. There is no lock.
 
 use super::{
-    ADDRESS_SPACE, ALIGNED_ALLOC, CALLOC, MALLOC, MEMALIGN, MMAP, MPROTECT, MREMAP, POSIX_MEMALIGN, PVALLOC, REALLOC,
-    REALLOCARRAY, VALLOC, missing,
+    ALIGNED_ALLOC, CALLOC, MALLOC, MEMALIGN, MMAP, MPROTECT, MREMAP, POSIX_MEMALIGN, PVALLOC, REALLOC, REALLOCARRAY,
+    VALLOC, missing,
 };
 use crate::c_library::errno;
 use crate::start::runtime;
 use foliomem_runtime::runtime::Runtime;
+use foliomem_sys::maps::ADDRESSES_END;
 use foliomem_types::units::PAGE_BYTES;
 use libc::{c_int, c_void, size_t};
 
@@ -38,7 +39,7 @@ fn allocated(start: *mut c_void, bytes: usize) -> *mut c_void {
 #[cold]
 fn notify(runtime: &Runtime, start: *mut c_void, bytes: usize) {
     if !start.is_null() {
-        let end = start.addr().saturating_add(bytes).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
+        let end = start.addr().saturating_add(bytes).min(ADDRESSES_END).next_multiple_of(PAGE_BYTES);
         runtime.notify_allocation(start.addr() & !(PAGE_BYTES - 1)..end);
     }
 }

@@ -200,7 +200,7 @@ fn offering_companion(runtime: &'static Runtime) -> Option<Pid> {
 pub(crate) fn wait_for_custody(runtime: &'static Runtime) {
     let Context { budget, .. } = &runtime.context;
     if let Some(own) = offering_companion(runtime) {
-        budget.control().process(budget.slot()).offer.wait(budget.control().custody(), own);
+        budget.own_slot().offer.wait(budget.control().custody(), own);
     }
 }
 

@@ -219,7 +219,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         runtime.context.budget.room_pages(),
         runtime.context.budget.counters().vm.pgfault.get(),
     ));
-    let slot = runtime.context.budget.control().process(runtime.context.budget.slot());
+    let slot = runtime.context.budget.own_slot();
     match slot.is_idle() && history.is_still() && !runtime.held_faults.are_left() {
         true => runtime.dormancy.begin(),
         false => runtime.dormancy.end(),

@@ -322,7 +322,7 @@ impl Reclaimer {
     fn finish_if(&self, progress: Progress, number: u32) {
         if progress == Progress::Served {
             self.runtime.context.budget.sample();
-            self.runtime.context.budget.control().process(self.runtime.context.budget.slot()).request.finish(number);
+            self.runtime.context.budget.own_slot().request.finish(number);
         }
     }
 

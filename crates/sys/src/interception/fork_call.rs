@@ -7,6 +7,7 @@
 //! There is no lock. The callers, `entry` and `dispatch`, hold their own locks over the fork.
 
 use crate::interception::entry::note_shared_memory;
+use crate::maps::ADDRESSES_END;
 use crate::region::Region;
 use crate::thread_control_block::{self, BLOCK_BYTES, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
@@ -54,8 +55,6 @@ pub enum ForkOutcome {
 
 /// Flags of a child that shares the memory and has [`NeededWords`].
 pub const NEEDS_WORDS: u32 = raw::CLONE_SETTLS | raw::CLONE_CHILD_CLEARTID;
-/// End of the addresses that a program can have.
-pub(crate) const ADDRESSES_END: usize = 1 << 47;
 
 /// The words that must be resident while a child that shares the memory runs: the kernel writes to
 /// them when the child ends, and a debugger reads them as soon as the child exists.
