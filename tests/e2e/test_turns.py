@@ -1,4 +1,5 @@
 """Processes of a run that thrashes take turns."""
+import ctypes
 import os
 import signal
 import time
@@ -24,7 +25,7 @@ def test_processes_that_do_not_fit_together_take_turns(built):
     assert off.out == b"right\n" * 3 and off.stats["turns"] == 0
 
 
-@pytest.mark.parametrize("mode, count", [("pipe", 40), ("unmap", 6)])
+@pytest.mark.parametrize("mode, count", [("pipe", 40), ("unmap", 6), ("threads", 1500)])
 def test_processes_that_need_each_other_get_on(built, mode, count):
     got = foliomem([built("turns.c"), mode, MIB, count], "48M", timeout=150).ok()
     assert got.out == b"right\n"
@@ -34,7 +35,7 @@ def test_what_a_stopped_supervisor_holds_runs_on_and_can_be_killed(built):
     run = start(together(built("random.c"), 10), "64M")
     time.sleep(6)
     os.kill(run.pid, signal.SIGSTOP)
-    programs = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_program_of(pid, run.pid)]
+    programs = [pid for pid in processes() if is_program_of(pid, run.pid)]
     for pid in programs[-1:]:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + 60
@@ -46,6 +47,57 @@ def test_what_a_stopped_supervisor_holds_runs_on_and_can_be_killed(built):
     assert (len(programs), alive) == (3, [])
     assert got.out == b"right\n" * 2
     assert got.stats["turns"] > 0
+
+
+def test_the_memory_of_a_held_process_can_be_read(built):
+    run = start(together(built("random.c"), 12), "64M")
+    deadline = time.monotonic() + 12
+    has_read = False
+    while not has_read and time.monotonic() < deadline:
+        time.sleep(0.1)
+        has_read = any(reads_while_held(pid) for pid in processes() if is_program_of(pid, run.pid))
+    assert run.finish(60).ok().out == b"right\n" * 3
+    assert has_read
+
+
+def reads_while_held(pid):
+    """Whether the process waits for memory all the time in which 4 MiB of it are read."""
+    before = state_of(pid)
+    if before[0] != "handle_userfault":
+        return False
+    time.sleep(0.5)
+    if state_of(pid) != before:
+        return False
+    data = min(mappings(pid), key=lambda mapping: abs(mapping[1] - mapping[0] - (MIB << 20)))
+    content = read_memory(pid, sum(data) // 2 & -4096, 4 << 20)
+    return any(content) and state_of(pid) == before
+
+
+class Piece(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+
+
+def read_memory(pid, start, size):
+    content = ctypes.create_string_buffer(size)
+    here, there = Piece(ctypes.addressof(content), size), Piece(start, size)
+    got = ctypes.CDLL(None).process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    return content.raw[:max(got, 0)]
+
+
+def state_of(pid):
+    """What the first thread waits for, and how long the process has run in user mode."""
+    stat = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return read_text(f"/proc/{pid}/wchan"), stat[11:12]
+
+
+def mappings(pid):
+    """Start and end of all writable mappings without a file."""
+    lines = [line.split() for line in read_text(f"/proc/{pid}/maps").splitlines()]
+    return [tuple(int(end, 16) for end in line[0].split("-")) for line in lines if len(line) == 5 and "w" in line[1]]
+
+
+def processes():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def is_program_of(pid, run):

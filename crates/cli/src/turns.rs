@@ -50,8 +50,6 @@ const MAX_SHORT_TURNS: u32 = 4;
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum of that time.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Number of looks in a row that show that another process waits for the memory of a held one.
-const MAX_WANTED: u32 = 3;
 /// Processes that together use less than this share of a CPU, as a divisor, sleep.
 const MIN_USED: u32 = 20;
 /// Maximum time that one sample stands for: the supervisor may have been stopped.
@@ -95,29 +93,9 @@ struct Member {
     now: Process,
     state: State,
     since: Duration,
-    /// Number of looks in a row at which it was held, had left faults, and no thread of its own
-    /// waited, up to [`MAX_WANTED`]: then another process accesses its memory, such as a debugger,
-    /// and it is not held again.
-    wanted: u32,
 }
 
 impl Member {
-    /// Takes over what a process is at the moment.
-    fn update(&mut self, now: Process) {
-        self.now = now;
-        if self.has_foreign_access() {
-            return;
-        }
-        let is_wanted =
-            self.state == State::Held && self.now.left_faults == LeftFaults::Some && self.now.threads.waiting == 0;
-        self.wanted = if is_wanted { self.wanted + 1 } else { 0 };
-    }
-
-    /// Returns whether another process accesses the memory of this one.
-    fn has_foreign_access(&self) -> bool {
-        self.wanted >= MAX_WANTED
-    }
-
     /// Returns what the process takes more while it runs, in bytes.
     fn extra_bytes(&self, memory: Memory) -> f64 {
         self.now.need_bytes as f64 * (1.0 - memory.ratio)
@@ -204,7 +182,7 @@ impl Turns {
         self.queue.retain_mut(|member| {
             let now = processes.iter().find(|process| process.pid == member.now.pid);
             now.is_some_and(|now| {
-                member.update(*now);
+                member.now = *now;
                 member.state == State::Held || now.need_bytes >= MIN_BYTES
             })
         });
@@ -213,7 +191,7 @@ impl Turns {
         for &now in processes {
             let is_known = self.queue.iter().any(|member| member.now.pid == now.pid);
             if !is_known && now.need_bytes >= MIN_BYTES {
-                self.queue.push(Member { now, state, since: at, wanted: 0 });
+                self.queue.push(Member { now, state, since: at });
             }
         }
     }
@@ -310,8 +288,7 @@ impl Turns {
             if !may_change {
                 continue;
             }
-            let is_free = !has_runner || member.has_foreign_access();
-            let fits = is_free || filled + member.extra_bytes(memory) <= room;
+            let fits = !has_runner || filled + member.extra_bytes(memory) <= room;
             let state = if fits { State::Runs } else { State::Held };
             if fits {
                 filled += member.extra_bytes(memory);

@@ -84,7 +84,7 @@ shared_words! {
 pub enum LeftFaults {
     /// There are none.
     None,
-    /// There are some, of its own threads or of other processes that access its memory.
+    /// There are some.
     Some,
 }
 

@@ -1,6 +1,7 @@
 /* Two processes whose memory together does not fit, and that need each other.
  * turns pipe MEBIBYTES MESSAGES: each answers the other's messages, after reads and writes of its memory.
- * turns unmap MEBIBYTES SECONDS: a thread of each waits for memory that another thread unmaps. */
+ * turns unmap MEBIBYTES SECONDS: a thread of each waits for memory that another thread unmaps.
+ * turns threads MEBIBYTES THREADS: each starts threads all the time, which read its memory. */
 #include "checked.h"
 #include <pthread.h>
 #include <signal.h>
@@ -62,6 +63,26 @@ static void unmap_at_work(long seconds) {
     exit(6);
 }
 
+static void *read_some(void *first) {
+    for (size_t i = 0; i < READS / 8; i++) {
+        size_t page = ((size_t)first + i * 7919) % memory.pages;
+        if (((volatile uint64_t *)memory.at)[page * WORDS] != word(&memory, page, 0)) exit(9);
+    }
+    return first;
+}
+
+/* Every eight threads end before the next eight start; their stacks are new each time. */
+static void start_threads(long threads) {
+    pthread_t started[8];
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    for (long i = 0; i < threads; i++) {
+        pthread_attr_setstacksize(&attributes, (64 + i % 64) * 4096);
+        if (pthread_create(&started[i % 8], &attributes, read_some, (void *)next_random())) exit(5);
+        for (int j = 0; i % 8 == 7 && j < 8; j++) pthread_join(started[j], NULL);
+    }
+}
+
 int main(int argc, char **argv) {
     if (argc != 4) return 2;
     int there[2], back[2];
@@ -82,7 +103,9 @@ int main(int argc, char **argv) {
         puts("right");
         return 0;
     }
-    if (child)
+    if (!strcmp(argv[1], "threads"))
+        start_threads(count);
+    else if (child)
         answer(back[0], there[1], count, 1);
     else
         answer(there[0], back[1], count, 0);

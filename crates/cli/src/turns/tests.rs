@@ -16,8 +16,6 @@ enum Doing {
     Wait,
     /// It sleeps.
     Sleep,
-    /// It is stopped, and a debugger reads its memory.
-    Stopped,
 }
 
 /// A run, its clock, and what its processes need and do.
@@ -52,12 +50,11 @@ impl Run {
                 };
                 match (doing, turns.is_held(pid)) {
                     (Doing::Sleep, _) => idle,
-                    (Doing::Stopped, true) => Process { left_faults: LeftFaults::Some, ..idle },
                     (_, true) => Process { threads: waits, left_faults: LeftFaults::Some, ..idle },
                     (Doing::Work, false) => {
                         Process { threads: Threads { waiting: 0, running: 1 }, worked: STEP, ..idle }
                     }
-                    (Doing::Wait | Doing::Stopped, false) => Process { threads: waits, served: STEP, ..idle },
+                    (Doing::Wait, false) => Process { threads: waits, served: STEP, ..idle },
                 }
             })
             .collect();
@@ -158,17 +155,6 @@ fn if_all_that_run_sleep_a_held_one_gets_its_turn_at_once() {
     let time = run.until(|turns| !turns.is_held(2));
     assert!(time >= MAX_SLEEP && time <= MAX_SLEEP + STEP * 2, "{time:?}");
     assert_eq!(run.held(), [1]);
-}
-
-#[test]
-fn a_process_whose_memory_another_one_reads_is_let_run_and_never_held_again() {
-    let mut run = Run::new(&[300, 300], Doing::Wait);
-    run.set(2, Doing::Stopped);
-    run.until(Turns::holds_any);
-    let time = run.until(|turns| !turns.is_held(2));
-    assert!(time <= STEP * 4, "{time:?}");
-    run.during(Duration::from_secs(60));
-    assert!(!run.turns.is_held(2));
 }
 
 #[test]

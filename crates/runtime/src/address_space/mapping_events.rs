@@ -32,12 +32,14 @@ pub(crate) const YIELD: Duration = Duration::from_micros(50);
 /// Number of polls that find a message being received after which its receiver counts as preempted.
 const RECEIVING_POLLS: u32 = 4;
 
-/// A fault: a thread of the program waits for a page.
+/// A fault: a thread waits for a page, one of the program or of a process that accesses its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) page: PageNumber,
     /// The page is resident, and write-protected.
     pub(crate) is_protected: bool,
+    /// The id of the thread that waits, in its own pid namespace.
+    pub(crate) thread: u32,
 }
 
 /// Faults that were received while the agent waited for something else, each of them once: a thread
@@ -89,7 +91,7 @@ impl MappingEvents {
                 }
                 Ok(Some(Message::Fault { address, protected, thread })) => {
                     self.placement.note_fault(thread);
-                    Some(Fault { page: page(address), is_protected: protected })
+                    Some(Fault { page: page(address), is_protected: protected, thread })
                 }
                 Ok(None) | Err(_) => None,
             };
@@ -196,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_fault_that_is_raised_again_is_pending_once() {
-        let fault = |page, is_protected| Fault { page: PageNumber(page), is_protected };
+        let fault = |page, is_protected| Fault { page: PageNumber(page), is_protected, thread: 1 };
         let mut pending = PendingFaults::default();
         for fault in [fault(1, false), fault(2, false), fault(1, false), fault(1, true), fault(2, false)] {
             pending.push(fault);

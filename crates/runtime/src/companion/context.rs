@@ -4,6 +4,7 @@
 //! lock or atomics. The lock of the agent's memory is a leaf.
 
 use crate::companion::error::RuntimeError;
+use crate::companion::memory_users;
 use crate::tracer::{Recording, Tracer};
 use foliomem_core::pacing::{Pacing, Room, Watermarks};
 use foliomem_session::budget::Budget;
@@ -86,6 +87,12 @@ impl Context {
     pub(crate) fn open(&self, path: &'static str) -> Result<OwnedFd, RuntimeError> {
         let Some(files) = &*self.files else { unreachable!("the monitor opens it first") };
         open_in(&files.proc, path)
+    }
+
+    /// Returns whether the program's process, `number` in `/proc`, has a thread with this id.
+    pub(crate) fn is_program_thread(&self, number: u32, thread: u32) -> bool {
+        let Some(files) = &*self.files else { unreachable!("the monitor opens it first") };
+        memory_users::has_thread(&files.proc, number, thread)
     }
 
     /// Returns how hard the engine works for room.

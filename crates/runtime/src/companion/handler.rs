@@ -159,10 +159,15 @@ impl Handler {
 
     /// Serves one fault. Adds faults that it receives while it waits to `pending`.
     fn serve(&mut self, fault: Fault, pending: &mut PendingFaults) {
-        if self.runtime.held_faults.leave(|| self.runtime.context.budget.own_slot().is_held(now_ns)) {
+        let Fault { page, is_protected, thread } = fault;
+        let is_held = || {
+            let runtime = self.runtime;
+            runtime.context.budget.own_slot().is_held(now_ns)
+                && runtime.context.is_program_thread(runtime.companion.program_number(), thread)
+        };
+        if self.runtime.held_faults.leave(is_held) {
             return;
         }
-        let Fault { page, is_protected } = fault;
         if is_protected {
             return self.serve_copy(page, pending);
         }

@@ -1,8 +1,10 @@
 //! Held faults: a process whose turn it is not gets no fault served.
 //!
 //! Handlers receive its messages all the same, because changes of mappings come by them, and forget
-//! those of faults. When the process may run, the monitor wakes all threads that wait, and they
-//! raise their faults again. There is no lock.
+//! the faults of the program's threads. When the process may run, the monitor wakes all threads
+//! that wait, and they raise their faults again. The faults of others are served: the monitor
+//! touches pages of the program, too, and nobody would wake it; and a debugger or `ps` does not
+//! wait for the turn of what it looks at. There is no lock.
 
 use foliomem_sync::atomic::{AtomicBool, Ordering};
 
@@ -13,8 +15,8 @@ pub(crate) struct HeldFaults {
 }
 
 impl HeldFaults {
-    /// Returns whether a handler must leave a fault that it has received, because the process is
-    /// held.
+    /// Returns whether a handler must leave a fault that it has received: the process is held, and
+    /// the fault is the program's.
     pub fn leave(&self, is_held: impl FnOnce() -> bool) -> bool {
         let leaves = is_held();
         if leaves {

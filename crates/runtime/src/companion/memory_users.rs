@@ -289,6 +289,17 @@ pub fn own_pid_of(proc: &OwnedFd, number: u32) -> Option<Pid> {
     Pid::from_raw(pid as i32)
 }
 
+/// Returns whether process `number` has a thread whose id in the caller's pid namespace is
+/// `thread`.
+pub(crate) fn has_thread(proc: &OwnedFd, number: u32, thread: u32) -> bool {
+    if identity::is_nested() {
+        let of_thread = |id| (own_pid_of(proc, id)?.as_raw_nonzero().get() as u32 == thread).then_some(());
+        find_id(proc, format_args!("{number}/task"), of_thread).is_some()
+    } else {
+        open_directory_in(proc, format_args!("{number}/task/{thread}")).is_some()
+    }
+}
+
 /// Returns whether a debugger traces `process`.
 pub(crate) fn is_traced(proc: &OwnedFd, process: Pid) -> bool {
     let path = format_args!("{}/status", process.as_raw_nonzero());
@@ -394,6 +405,9 @@ mod tests {
         let user = user_if_same(&proc, &ours, (number, number), statm).unwrap();
         assert_allocates_nothing(&proc, &ours, &stranger, own);
         assert_eq!((memory_of(id), memory_of(stranger.pid)), (MemoryOf::Caller, MemoryOf::Other));
+        let this_thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        assert!(has_thread(&proc, own, this_thread) && has_thread(&proc, number, number));
+        assert!(!has_thread(&proc, number, this_thread) && !has_thread(&proc, own, number));
         let has_remained = remains_while_sizes_change(&user, &ours);
         GO_ON.store(1, Ordering::Release);
         let _ = futex::wake(&GO_ON, futex::Flags::PRIVATE, 1);
