@@ -1,11 +1,12 @@
 """Processes of a run that thrashes take turns."""
 import ctypes
+import json
 import os
 import signal
 import time
 
 import pytest
-from conftest import foliomem, foliomem_only, read_text, start
+from conftest import BIN, foliomem, foliomem_only, plain, read_text, start
 
 pytestmark = foliomem_only
 
@@ -53,11 +54,19 @@ def test_the_memory_of_a_held_process_can_be_read(built):
     run = start(together(built("random.c"), 12), "64M")
     deadline = time.monotonic() + 12
     has_read = False
-    while not has_read and time.monotonic() < deadline:
+    held = 0
+    while not (has_read and held) and time.monotonic() < deadline:
         time.sleep(0.1)
-        has_read = any(reads_while_held(pid) for pid in processes() if is_program_of(pid, run.pid))
+        held = max(held, held_processes(run.pid))
+        has_read = has_read or any(reads_while_held(pid) for pid in processes() if is_program_of(pid, run.pid))
     assert run.finish(60).ok().out == b"right\n" * 3
     assert has_read
+    assert 1 <= held <= 2
+
+
+def held_processes(run):
+    runs = json.loads(plain([BIN, "ps", "--json"]).ok().out)
+    return sum(found["held_processes"] for found in runs if found["pid"] == run)
 
 
 def reads_while_held(pid):

@@ -21,7 +21,7 @@ pub enum Column {
     Swap,
     /// The rate of faults.
     Faults,
-    /// The time that threads wait for faults.
+    /// The time that threads wait for faults, or that the process is held.
     Wait,
     /// The program and its arguments.
     Program,
@@ -40,6 +40,13 @@ pub struct Entry<'a> {
     pub rates: Option<Rates>,
     /// The program and its arguments.
     pub program: &'a [String],
+}
+
+impl Entry<'_> {
+    /// Returns whether this is a process that is held.
+    fn is_held(&self) -> bool {
+        self.limit_bytes.is_none() && self.figures.held_processes > 0
+    }
 }
 
 impl Column {
@@ -83,6 +90,7 @@ impl Column {
             Column::Ratio => entry.figures.ratio().map_or("-".to_owned(), |ratio| format!("{ratio:.1}")),
             Column::Swap => format_short(entry.figures.swap_file_bytes),
             Column::Faults => rate(entry.rates.map(|rates| rates.faults_per_s)),
+            Column::Wait if entry.is_held() => "held".to_owned(),
             Column::Wait => rate(entry.rates.map(|rates| rates.waiting_percent)),
             Column::Program => return format!("  {}", printable(&short(entry.program))),
         };

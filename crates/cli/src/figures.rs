@@ -3,6 +3,7 @@
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
 use foliomem_session::swap_file::Medium;
+use foliomem_sys::clock::now_ns;
 use foliomem_types::counters::{Counters, FaultKind};
 use foliomem_types::units::PAGE_BYTES;
 use std::time::Instant;
@@ -24,6 +25,8 @@ pub struct Figures {
     pub faults: u64,
     /// Time that threads waited for faults, added over threads, in nanoseconds.
     pub waited_ns: u64,
+    /// Number of processes that are held: their faults are not served until their turn.
+    pub held_processes: u64,
 }
 
 /// What has happened between two moments, per second.
@@ -39,7 +42,8 @@ pub struct Rates {
 impl Figures {
     /// Returns the figures of a run. Its shared store counts as stored.
     pub fn of_run(control: &Control) -> Figures {
-        let figures = Figures::new(control.tree_measured_bytes(), &control.sum());
+        let held_processes = control.living_processes().iter().filter(|(_, slot)| slot.is_held(now_ns)).count() as u64;
+        let figures = Figures { held_processes, ..Figures::new(control.tree_measured_bytes(), &control.sum()) };
         match control.swap().medium() {
             Medium::Disk => figures,
             Medium::Memory => Figures {
@@ -53,7 +57,8 @@ impl Figures {
     /// Returns the figures of a process of a run. What it has in the shared store counts as its
     /// own, as shared pages do in its resident set size.
     pub fn of_process(control: &Control, slot: &ProcessSlot) -> Figures {
-        let figures = Figures::new(slot.measured_bytes(), &slot.counters);
+        let held_processes = u64::from(slot.is_held(now_ns));
+        let figures = Figures { held_processes, ..Figures::new(slot.measured_bytes(), &slot.counters) };
         match control.swap().medium() {
             Medium::Disk => figures,
             Medium::Memory => Figures {
@@ -65,7 +70,8 @@ impl Figures {
         }
     }
 
-    /// Returns the figures of a run or a process that takes `taken_bytes` and has these counters.
+    /// Returns the figures of a run or a process that takes `taken_bytes`, has these counters, and
+    /// is not held.
     pub fn new(taken_bytes: u64, counters: &Counters) -> Figures {
         Figures {
             at: Instant::now(),
@@ -79,6 +85,7 @@ impl Figures {
                 let waited_ns = counters.faults(kind).sum_ns.get();
                 u64::saturating_add(sum, waited_ns)
             }),
+            held_processes: 0,
         }
     }
 
@@ -94,6 +101,7 @@ impl Figures {
             swap_file_bytes: add(self.swap_file_bytes, other.swap_file_bytes),
             faults: add(self.faults, other.faults),
             waited_ns: add(self.waited_ns, other.waited_ns),
+            held_processes: add(self.held_processes, other.held_processes),
         }
     }
 

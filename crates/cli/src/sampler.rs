@@ -281,6 +281,7 @@ fn insert_figures(map: &mut Map<String, Value>, figures: &Figures, rates: Option
         ("swap_file_bytes", json!(swap_file_bytes)),
         ("faults_per_s", json!(rates.map(|rates| rates.faults_per_s))),
         ("waiting_percent", json!(rates.map(|rates| rates.waiting_percent))),
+        ("held_processes", json!(figures.held_processes)),
     ];
     map.extend(values.map(|(name, value)| (name.to_owned(), value)));
 }

@@ -28,7 +28,7 @@ const COLUMNS: [(&str, &str); 7] = [
     ("RATIO", "how many times larger the stored content is than its room"),
     ("SWAP", "what lies in the swap file"),
     ("FAULTS/S", "page faults that foliomem serves in a second"),
-    ("WAIT%", "time that threads wait for them; two that always wait: 200"),
+    ("WAIT%", "time that threads wait for them (two: 200); held: until its turn"),
 ];
 
 /// Width of the names of keys and columns.

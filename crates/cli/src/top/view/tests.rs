@@ -143,6 +143,20 @@ fn the_prompt_says_which_run_and_what_to_type() {
 }
 
 #[test]
+fn a_process_that_waits_for_its_turn_is_shown_as_held() {
+    let mut sample = busy(41872);
+    sample.processes[0].figures.held_processes = 1;
+    sample.figures.held_processes = 1;
+    let shown = lines(&draw(&model(&[sample], " "), UNICODE, 80, 24));
+    let expected = [
+        "  41872   512M     391M   104M   3.0  30.0M     1840    71  ▾ python3 analyse.p…",
+        "     10            450M     0K     -     0K        0     0    part10",
+        "     11           40.0M     0K     -     0K        0  held      part11",
+    ];
+    assert_eq!(shown[2..5], expected.map(str::to_owned));
+}
+
+#[test]
 fn a_long_notice_is_broken_between_words() {
     let mut model = model(&[busy(1)], "");
     model.notice = Some("the limit does not hold yet ".repeat(6));
