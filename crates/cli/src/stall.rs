@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 /// Minimum time between two samples.
@@ -65,6 +66,7 @@ type CpuTimes = [Duration; 2];
 impl StallWatch {
     /// Starts to watch a run.
     pub fn new(turns: TakeTurns) -> StallWatch {
+        let cpus = available_parallelism().map_or(1, usize::from);
         StallWatch {
             samples: Samples::new(),
             sampled: Instant::now(),
@@ -73,7 +75,7 @@ impl StallWatch {
             swapped_in: None,
             number: 0,
             cpu_times: BTreeMap::new(),
-            turns: (turns == TakeTurns::On).then(Turns::new),
+            turns: (turns == TakeTurns::On).then(|| Turns::new(cpus)),
         }
     }
 

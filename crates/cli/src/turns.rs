@@ -3,8 +3,10 @@
 //! Processes whose hot memory together exceeds the limit take each other's memory all the time, and
 //! none gets on. The *lost share* of the time of a run is that of its companions' CPU time and of
 //! threads that wait for memory; the rest is the programs' CPU time. If more than half is lost,
-//! only as many processes *run* as fit uncompressed beside the others, which are *held*: compressed
-//! as a whole, and their faults are not served. (Operating systems call this load control.)
+//! only as many processes *run* as fit uncompressed beside the others, but one for each CPU. The
+//! others are *held*: compressed as a whole, and their faults are not served. (Operating systems
+//! call this load control.) If those that run still lose too much, one fewer runs for some time,
+//! unless they do more together than fewer would.
 //!
 //! The processes are in a queue, the oldest first. Those that run are chosen from its head. A
 //! process that was held for long goes to the head, and the one that has run for longest goes to
@@ -19,22 +21,29 @@ use std::time::Duration;
 /// Size in bytes below which a process is not held.
 const MIN_BYTES: u64 = 16 << 20;
 /// Time constant of the average lost share.
-const WINDOW: Duration = Duration::from_millis(500);
-/// A run thrashes if its average share has been above [`MAX_SHARE`] for this long.
-const ONSET: Duration = Duration::from_millis(700);
+const WINDOW: Duration = Duration::from_millis(300);
+/// A run thrashes if its average share has been above [`MAX_SHARE`] for this long, and fewer
+/// processes would work more.
+const ONSET: Duration = Duration::from_millis(400);
 /// Lost share above which a run thrashes.
 const MAX_SHARE: f64 = 0.5;
 /// Lost share above which fewer processes run, while some are held already.
 const MAX_SHARE_IN_TURNS: f64 = 0.2;
+/// Share of the CPUs' time for which one process fewer is expected to work.
+const EXPECTED_WORK: f64 = 0.9;
+/// Time after the last turn for which [`MAX_SHARE_IN_TURNS`] holds.
+const MEMORY_OF_TURNS: Duration = Duration::from_secs(30);
+/// Time after which as many as before run again, although they have lost too much.
+const WIDTH_LIFETIME: Duration = Duration::from_secs(10);
 /// Share of the limit that the processes which run, and the stores, may fill.
-const FILL: f64 = 0.95;
+const FILL: f64 = 0.8;
 /// Share of the limit up to which a held process is let run again. The rest is for growth.
-const REFILL: f64 = 0.85;
+const REFILL: f64 = 0.65;
 /// Compression ratio from which holding a process saves too little.
 const MAX_RATIO: f64 = 0.8;
 /// A held process gets its turn after this time, and the time that moving it takes
 /// [`TURN_PER_MOVE`] times.
-const MIN_TURN: Duration = Duration::from_secs(5);
+const MIN_TURN: Duration = Duration::from_secs(8);
 /// Bytes per second by which a process is compressed and decompressed again.
 const MOVED_BYTES_PER_SECOND: u64 = 300 << 20;
 /// A turn lasts this many times as long as compressing and decompressing a process.
@@ -113,14 +122,42 @@ enum Change {
     Turn,
 }
 
+/// How many processes run at once.
+#[derive(Clone, Copy, Debug)]
+struct Width {
+    /// So many run even if they do not fit.
+    min: usize,
+    /// No more run, even if they fit.
+    max: usize,
+    /// When they were found to lose too much.
+    since: Duration,
+    /// Number of those that ran at the last look: if one of them ends, the others may lose less.
+    runners: usize,
+}
+
+impl Width {
+    /// Returns the width before anything is known: all CPUs are used.
+    fn of(cpus: usize) -> Width {
+        Width { min: cpus, max: usize::MAX, since: Duration::ZERO, runners: 0 }
+    }
+}
+
 /// The processes of a run that may be held.
 #[derive(Debug)]
 pub struct Turns {
     /// The queue. What is nearer to the head runs first.
     queue: Vec<Member>,
     last: Duration,
+    /// Number of CPUs of the run.
+    cpus: usize,
+    /// When a process was held for the last time.
+    held_at: Option<Duration>,
+    width: Width,
     /// Average lost share of the processes that run, and since when it is above [`MAX_SHARE`].
     share: f64,
+    /// Average number of their threads that run or wait for memory, and of CPUs that they use.
+    awake: f64,
+    work: f64,
     above_since: Option<Duration>,
     /// Since when all processes that run sleep.
     asleep_since: Option<Duration>,
@@ -134,12 +171,17 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Creates the state of a run that starts: nothing is held.
-    pub fn new() -> Turns {
+    /// Creates the state of a run that starts on so many CPUs: nothing is held.
+    pub fn new(cpus: usize) -> Turns {
         Turns {
             queue: Vec::new(),
+            cpus,
+            width: Width::of(cpus),
+            held_at: None,
             last: Duration::ZERO,
             share: 0.0,
+            awake: 0.0,
+            work: 0.0,
             above_since: None,
             asleep_since: None,
             turned: Duration::ZERO,
@@ -174,6 +216,7 @@ impl Turns {
         self.measure(at, time, processes);
         let change = self.change(at);
         self.assign(at, memory, change);
+        self.width.runners = self.runners().count();
         debug_assert!(!self.holds_any() || self.has_runner());
     }
 
@@ -205,11 +248,27 @@ impl Turns {
         let all = worked + lost;
         let share = if all < time / MIN_USED { 0.0 } else { lost.as_secs_f64() / all.as_secs_f64() };
         let weight = 1.0 - (-time.as_secs_f64() / WINDOW.as_secs_f64()).exp();
-        self.share += (share - self.share) * weight;
+        let awake = f64::from(threads.waiting + threads.running);
+        let work = if time.is_zero() { 0.0 } else { worked.div_duration_f64(time) };
+        for (average, now) in [(&mut self.share, share), (&mut self.awake, awake), (&mut self.work, work)] {
+            *average += (now - *average) * weight;
+        }
         let since = |holds: bool, before: Option<Duration>| holds.then(|| before.unwrap_or(at));
-        let max_share = if self.holds_any() { MAX_SHARE_IN_TURNS } else { MAX_SHARE };
-        self.above_since = since(self.share > max_share, self.above_since);
+        if self.holds_any() {
+            self.held_at = Some(at);
+        }
+        let is_in_turns = self.held_at.is_some_and(|held_at| at.saturating_sub(held_at) < MEMORY_OF_TURNS);
+        let max_share = if is_in_turns { MAX_SHARE_IN_TURNS } else { MAX_SHARE };
+        let loses_too_much = self.share > max_share && self.work < self.work_of_fewer();
+        self.above_since = since(loses_too_much, self.above_since);
         self.asleep_since = since(threads == Threads::default() && worked < time / MIN_USED, self.asleep_since);
+    }
+
+    /// Returns how many CPUs one process fewer is expected to use. While those that run use more,
+    /// no other one is held.
+    fn work_of_fewer(&self) -> f64 {
+        let runners = self.runners().count().max(1) as f64;
+        (self.awake * (runners - 1.0) / runners).min(self.cpus as f64) * EXPECTED_WORK
     }
 
     /// Decides whether processes change places, and moves in the queue those that do.
@@ -234,7 +293,8 @@ impl Turns {
                 return Change::Turn;
             }
         }
-        if has_lasted(self.above_since, ONSET) { Change::Thrashing } else { Change::None }
+        let is_thrashing = self.has_runner() && has_lasted(self.above_since, ONSET);
+        if is_thrashing { Change::Thrashing } else { Change::None }
     }
 
     /// Notes that all processes that run sleep, although others are held.
@@ -270,29 +330,33 @@ impl Turns {
         if change == Change::None && !self.holds_any() {
             return;
         }
+        self.widen(at, change);
         let swapped_out: f64 = self.queue.iter().map(|member| member.now.need_bytes as f64 * memory.ratio).sum();
         let room = |share| memory.limit_bytes as f64 * share - swapped_out;
-        let (mut filled, room, mut has_runner) = match change {
+        let (mut filled, room, mut runners) = match change {
             Change::None => {
-                (self.runners().map(|member| member.extra_bytes(memory)).sum(), room(REFILL), self.has_runner())
+                (self.runners().map(|member| member.extra_bytes(memory)).sum(), room(REFILL), self.runners().count())
             }
-            Change::Thrashing | Change::Turn => (0.0, room(FILL), false),
+            Change::Thrashing | Change::Turn => (0.0, room(FILL), 0),
         };
         let mut has_changed = false;
+        let had_held = self.holds_any();
         for (place, member) in self.queue.iter_mut().enumerate() {
             let may_change = match (change, member.state) {
                 (Change::None, State::Runs) => false,
                 (Change::Turn, State::Held) => place == 0,
+                (Change::Thrashing, State::Held) => !had_held,
                 _ => true,
             };
             if !may_change {
                 continue;
             }
-            let fits = !has_runner || filled + member.extra_bytes(memory) <= room;
+            let has_room = filled + member.extra_bytes(memory) <= room;
+            let fits = runners < self.width.min || has_room && runners < self.width.max;
             let state = if fits { State::Runs } else { State::Held };
             if fits {
                 filled += member.extra_bytes(memory);
-                has_runner = true;
+                runners += 1;
             }
             if state != member.state {
                 has_changed = true;
@@ -303,6 +367,23 @@ impl Turns {
         if has_changed {
             // What was measured belongs to other processes.
             (self.share, self.above_since, self.asleep_since) = (0.0, None, None);
+        }
+    }
+
+    /// Narrows the width if those that run still lose too much, and widens it again later.
+    fn widen(&mut self, at: Duration, change: Change) {
+        let runners = self.runners().count();
+        match change {
+            Change::Thrashing => {
+                let fewer = runners.saturating_sub(1).max(1);
+                // How many fit is a good guess for the first time.
+                let max = if self.holds_any() { fewer } else { usize::MAX };
+                self.width = Width { min: self.width.min.min(fewer), max, since: at, runners };
+            }
+            _ if runners < self.width.runners || at.saturating_sub(self.width.since) > WIDTH_LIFETIME => {
+                self.width = Width::of(self.cpus);
+            }
+            _ => {}
         }
     }
 

@@ -12,6 +12,8 @@ const MEMORY: Memory = Memory { limit_bytes: 400 * MIB, ratio: 0.25 };
 enum Doing {
     /// It works.
     Work,
+    /// It works, but its companion takes almost half of the CPU.
+    Slow,
     /// It waits for memory.
     Wait,
     /// It sleeps.
@@ -27,9 +29,10 @@ struct Run {
 }
 
 impl Run {
+    /// Returns a run on one CPU.
     fn new(need_mib: &[u64], doing: Doing) -> Run {
         let processes = need_mib.iter().zip(1..).map(|(&mib, pid)| (pid, mib * MIB, doing)).collect();
-        Run { turns: Turns::new(), at: Duration::ZERO, memory: MEMORY, processes }
+        Run { turns: Turns::new(1), at: Duration::ZERO, memory: MEMORY, processes }
     }
 
     /// Looks after one step. A held process waits if it is not asleep.
@@ -53,6 +56,10 @@ impl Run {
                     (_, true) => Process { threads: waits, left_faults: LeftFaults::Some, ..idle },
                     (Doing::Work, false) => {
                         Process { threads: Threads { waiting: 0, running: 1 }, worked: STEP, ..idle }
+                    }
+                    (Doing::Slow, false) => {
+                        let threads = Threads { waiting: 0, running: 1 };
+                        Process { threads, worked: STEP * 6 / 10, served: STEP * 4 / 10, ..idle }
                     }
                     (Doing::Wait, false) => Process { threads: waits, served: STEP, ..idle },
                 }
@@ -100,8 +107,8 @@ fn the_oldest_that_fit_run_and_small_ones_are_never_held() {
     let mut run = Run::new(&[100, 10, 100, 100, 100, 30], Doing::Wait);
     let time = run.until(Turns::holds_any);
     assert!(time >= ONSET && time < ONSET + WINDOW * 2, "{time:?}");
-    // A quarter of 430 MiB, and three quarters of 100, 100, 100 and 30 MiB: 355 of 380 MiB.
-    assert_eq!((run.held(), run.turns.count()), (vec![5], 1));
+    // A quarter of 430 MiB, and three quarters of 100, 100 and 30 MiB: 280 of 320 MiB.
+    assert_eq!((run.held(), run.turns.count()), (vec![4, 5], 2));
 }
 
 #[test]
@@ -124,7 +131,7 @@ fn nothing_is_held_if_memory_does_not_compress() {
 
 #[test]
 fn a_held_process_runs_when_there_is_room_and_what_starts_meanwhile_waits() {
-    let mut run = Run::new(&[300, 300], Doing::Wait);
+    let mut run = Run::new(&[300, 150], Doing::Wait);
     run.until(Turns::holds_any);
     run.set(1, Doing::Work);
     run.processes.push((3, 20 * MIB, Doing::Work));
@@ -133,6 +140,77 @@ fn a_held_process_runs_when_there_is_room_and_what_starts_meanwhile_waits() {
     run.processes.remove(0);
     run.during(STEP);
     assert_eq!(run.held(), [0u32; 0], "all that is left fits");
+}
+
+#[test]
+fn one_process_runs_on_each_cpu_unless_they_lose_too_much() {
+    let mut run = Run { turns: Turns::new(2), ..Run::new(&[300, 300, 300], Doing::Wait) };
+    run.until(Turns::holds_any);
+    assert_eq!(run.held(), [3]);
+    let time = run.until(|turns| turns.is_held(2));
+    assert!(time < ONSET + WINDOW * 2, "{time:?}");
+    run.during(WIDTH_LIFETIME / 2);
+    assert_eq!(run.held(), [2, 3]);
+    // What has lost too much has ended.
+    run.processes.remove(0);
+    run.during(STEP);
+    assert_eq!(run.held(), [0u32; 0]);
+}
+
+#[test]
+fn what_lost_too_much_runs_again_later() {
+    let mut run = Run { turns: Turns::new(2), ..Run::new(&[300, 300], Doing::Wait) };
+    run.until(|turns| turns.is_held(2));
+    run.set(1, Doing::Work);
+    run.set(2, Doing::Work);
+    let time = run.until(|turns| !turns.is_held(2));
+    assert!(time > WIDTH_LIFETIME - STEP * 2 && time <= WIDTH_LIFETIME + STEP, "{time:?}");
+    assert!(!run.turns.is_held(1));
+}
+
+#[test]
+fn a_held_process_runs_at_once_when_all_that_ran_have_ended() {
+    for steps in 0..20 {
+        let mut run = Run { turns: Turns::new(2), ..Run::new(&[300; 4], Doing::Wait) };
+        run.until(Turns::holds_any);
+        run.during(STEP * steps);
+        let held = run.held();
+        run.processes.retain(|process| held.contains(&process.0));
+        run.during(STEP);
+        assert!(run.held().len() < held.len(), "after {steps} steps");
+    }
+}
+
+#[test]
+fn less_loss_is_enough_shortly_after_turns() {
+    let all = |run: &mut Run, doing| (1..=5).for_each(|pid| run.set(pid, doing));
+    let mut run = Run { turns: Turns::new(5), ..Run::new(&[100; 5], Doing::Slow) };
+    run.during(Duration::from_secs(60));
+    assert_eq!(run.turns.count(), 0);
+    all(&mut run, Doing::Wait);
+    run.until(Turns::holds_any);
+    run.memory.limit_bytes *= 10;
+    all(&mut run, Doing::Work);
+    run.during(WIDTH_LIFETIME * 2);
+    assert!(!run.turns.holds_any(), "all fit");
+    run.memory.limit_bytes /= 10;
+    run.during(Duration::from_secs(1));
+    assert!(!run.turns.holds_any(), "all work");
+    all(&mut run, Doing::Slow);
+    let time = run.until(Turns::holds_any);
+    assert!(time >= ONSET && time < ONSET + WINDOW * 4, "{time:?}");
+}
+
+#[test]
+fn what_loses_much_runs_if_it_works_more_than_one_process_fewer_would() {
+    let mut run = Run { turns: Turns::new(2), ..Run::new(&[300, 300, 300], Doing::Wait) };
+    run.until(Turns::holds_any);
+    assert_eq!(run.held(), [3]);
+    // Together they use 1.2 CPUs, one alone would use one.
+    run.set(1, Doing::Slow);
+    run.set(2, Doing::Slow);
+    run.during(Duration::from_secs(5));
+    assert_eq!(run.held(), [3]);
 }
 
 #[test]
@@ -179,7 +257,7 @@ fn processes_that_wait_for_each_other_work_together() {
 }
 
 fn doing() -> impl Strategy<Value = Doing> {
-    prop_oneof![4 => Just(Doing::Wait), 2 => Just(Doing::Work), 1 => Just(Doing::Sleep)]
+    prop_oneof![4 => Just(Doing::Wait), 2 => Just(Doing::Work), 2 => Just(Doing::Slow), 1 => Just(Doing::Sleep)]
 }
 
 proptest! {
@@ -189,8 +267,9 @@ proptest! {
         need_mib in prop::collection::vec(1u64..500, 1..8),
         changes in prop::collection::vec((1u32..10, doing(), 1u64..500, 1u32..400), 0..40),
         ratio in 0.0..1.0,
+        cpus in 1usize..6,
     ) {
-        let mut run = Run::new(&need_mib, Doing::Wait);
+        let mut run = Run { turns: Turns::new(cpus), ..Run::new(&need_mib, Doing::Wait) };
         run.memory.ratio = ratio;
         let mut held_since = [Duration::MAX; 10];
         let longest = turn_of(500 * MIB) * 10;
