@@ -53,6 +53,12 @@ impl LimitUpdater {
         LimitUpdater { groups, cgroups_limit, wanted: None, is_applied: false, above: None }
     }
 
+    /// Returns whether the limit depends on what others in the cgroups take, which may grow at any
+    /// moment.
+    pub fn follows_groups(&self) -> bool {
+        self.cgroups_limit.is_some() && self.wanted.is_none()
+    }
+
     /// Writes the present limit into the control segment.
     pub fn update(&mut self, control: &Control) {
         let wanted = control.wanted_limit();

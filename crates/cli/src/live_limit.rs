@@ -19,8 +19,8 @@ use thiserror::Error;
 
 /// Interval at which the sizes of the run are read.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The supervisor checks for a wanted limit every 10 ms. If it applies none for this long, it is
-/// stopped or gone.
+/// The supervisor checks for a wanted limit every half second at least. If it applies none for
+/// this long, it is stopped or gone.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A run that does not shrink by 1/2^6 in this time does not reach its limit.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(5);

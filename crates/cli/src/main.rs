@@ -62,6 +62,7 @@ mod sampler;
 mod settings;
 mod setup;
 mod stall;
+mod stillness;
 mod supervise;
 mod thrashing;
 mod threads;

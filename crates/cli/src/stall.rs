@@ -97,7 +97,7 @@ impl StallWatch {
             (self.swap_ins, self.swapped_in) = (swap_ins, Some(now));
         }
         let is_swapping = self.swapped_in.is_some_and(|swapped_in| now - swapped_in < SWAP_IN_TIMEOUT);
-        let is_sampled = is_swapping || self.turns.as_ref().is_some_and(Turns::holds_any);
+        let is_sampled = is_swapping || self.holds_any();
         let threads = match is_sampled {
             true => self.sample(&processes.iter().map(|&(pid, _)| pid).collect::<Vec<_>>()),
             false => vec![Threads::default(); processes.len()],
@@ -134,6 +134,11 @@ impl StallWatch {
                 slot.request.ask(Wanted::Reclaim { pages: u64::MAX });
             }
         }
+    }
+
+    /// Returns whether any process is held.
+    pub fn holds_any(&self) -> bool {
+        self.turns.as_ref().is_some_and(Turns::holds_any)
     }
 
     /// Lets all processes run, at the end of the watch.

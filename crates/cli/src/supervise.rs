@@ -14,6 +14,7 @@ use crate::report::Report;
 use crate::run_report::{ReportFile, RunReport};
 use crate::settings::{Settings, SwapSetting, TakeTurns};
 use crate::stall::StallWatch;
+use crate::stillness::Stillness;
 use crate::unmanaged::Census;
 use foliomem_session::custody::Custody;
 use foliomem_session::door::Door;
@@ -40,8 +41,10 @@ const INSTALLED_IN: &str = "lib/foliomem";
 /// Time between two searches of the swap file for slots without a holder, which are discarded.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// Time between two samples while all processes are idle and compressed. A limit that is set by
-/// hand then takes effect after this time at the latest.
+/// Time between two samples while nothing happens in the run. A limit that is set by hand then
+/// takes effect after this time at the latest.
+const STILL_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
+/// Time between two samples while all processes are idle and compressed.
 const IDLE_SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 /// A program whose agent has not reported after this time runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -160,6 +163,7 @@ pub fn run(
         largest: Largest::default(),
         limit_updater: LimitUpdater::new(configuration.limit, groups),
         stall_watch: StallWatch::new(turns),
+        stillness: Stillness::new(),
         // A run inside this one prints its own warnings.
         said_unmanaged: preflight::is_foliomem(program.path),
         crashing: Vec::new(),
@@ -273,6 +277,7 @@ struct Run {
     largest: Largest,
     limit_updater: LimitUpdater,
     stall_watch: StallWatch,
+    stillness: Stillness,
     said_unmanaged: bool,
     /// Processes that were just stopped because their companions have crashed.
     crashing: Vec<Pid>,
@@ -392,8 +397,16 @@ impl Run {
 
     /// Returns the time between two samples.
     fn sample_interval(&self) -> Duration {
-        let may_pause = self.recorder.is_none() && self.are_all_idle();
-        if may_pause { IDLE_SAMPLE_INTERVAL } else { SAMPLE_INTERVAL }
+        let depends_on_others = self.stall_watch.holds_any() || self.limit_updater.follows_groups();
+        if self.recorder.is_some() {
+            SAMPLE_INTERVAL
+        } else if self.are_all_idle() {
+            IDLE_SAMPLE_INTERVAL
+        } else if self.stillness.is_still(Instant::now()) && !depends_on_others {
+            STILL_SAMPLE_INTERVAL
+        } else {
+            SAMPLE_INTERVAL
+        }
     }
 
     /// Samples sizes, and prints the messages of the agents.
@@ -412,6 +425,7 @@ impl Run {
         let managed = self.control.process_sizes();
         self.largest.note(managed.into_iter().chain(self.census.sizes()).collect());
         self.limit_updater.update(self.control);
+        self.stillness.look(Instant::now(), self.control, self.census.sizes().map(|(_, bytes)| bytes).sum());
         self.reap_companions();
         if let Some(recorder) = &mut self.recorder {
             recorder.fetch(self.control)?;

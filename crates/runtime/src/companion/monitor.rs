@@ -21,7 +21,7 @@ use crate::fork::protocol::quiesce;
 use crate::ports::LinuxPorts;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
-use foliomem_core::pacing::{Activity, Protection};
+use foliomem_core::pacing::{Activity, Protection, Room};
 use foliomem_session::memory_request::{Pending, Wanted};
 use foliomem_session::process_table::LeftFaults;
 use foliomem_sys::clock::{self, now_ns};
@@ -73,6 +73,8 @@ const QUIET_SHIFT: u32 = 6;
 const DORMANT_AFTER_NS: u64 = 1_000_000_000;
 /// Maximum sleep of a dormant monitor: it bounds how late a request is seen.
 const SLEEP_DORMANT: Duration = Duration::from_millis(500);
+/// Maximum sleep far from the limit while nothing happens in the process.
+const SLEEP_STILL: Duration = Duration::from_millis(200);
 /// A dormant monitor checks the tree's room only if more than this share of the process's memory is
 /// resident, as a shift (1/2^2). A process with less resident memory faults when it wakes, before
 /// it can grow.
@@ -160,6 +162,7 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             check_users(runtime, &mut user);
             let interval = match runtime.companion.notices_exit() {
                 true if runtime.dormancy.lasts() => SLEEP_DORMANT,
+                true if history.is_still() => SLEEP_STILL,
                 true => (USERS_INTERVAL * history.crowd).min(SLEEP_DORMANT),
                 false => USERS_INTERVAL,
             };
@@ -244,15 +247,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
             }
         }
         runtime.context.tracer.unmanaged(&runtime.context.budget, runtime.context.budget.own_pages());
-        let max = match runtime.context.tracer.is_on() {
-            true => SLEEP_RECORDING_MAX,
-            false if runtime.dormancy.lasts() => SLEEP_DORMANT,
-            // Hundreds of idle processes would keep the CPUs busy. None can grow beyond the room
-            // meanwhile.
-            false => (history.max_sleep() * history.crowd).min(SLEEP_DORMANT),
-        };
-        let sleep = sleep_for(room.pages - room.watermarks.activation_pages(), max);
-        return Some(if is_small { max } else { sleep });
+        return Some(unmanaged_sleep(runtime, history, &room, is_small));
     };
     let engine = &events.activated.engine;
     let uffd = &engine.ports().space.descriptors().program;
@@ -279,6 +274,23 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     let sleep = balance(runtime, engine, history);
     // A held process hardly grows, and waits for the end of that.
     Some(if runtime.held_faults.are_left() { SLEEP_ACTIVATED_MAX } else { sleep })
+}
+
+/// Returns how long to sleep while the process is not managed, perhaps because it `is_small`.
+fn unmanaged_sleep(runtime: &'static Runtime, history: &History, room: &Room, is_small: bool) -> Duration {
+    let is_recording = runtime.context.tracer.is_on();
+    let max = match is_recording {
+        true => SLEEP_RECORDING_MAX,
+        false if runtime.dormancy.lasts() => SLEEP_DORMANT,
+        // Hundreds of idle processes would keep the CPUs busy. None can grow beyond the room
+        // meanwhile.
+        false => (history.max_sleep() * history.crowd).min(SLEEP_DORMANT),
+    };
+    if is_small {
+        return max;
+    }
+    let max = if history.is_still() && !is_recording { max.max(SLEEP_STILL) } else { max };
+    sleep_for(room.pages - room.watermarks.activation_pages(), max)
 }
 
 /// Searches the mappings for memory to manage if the process has grown by unmanaged memory. Memory
