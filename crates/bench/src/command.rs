@@ -118,7 +118,7 @@ fn bench_compact(args: &BenchCompactArgs) -> Result<u8, CommandError> {
 
 fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CommandError> {
     let options = programs::Options {
-        programs: named(&args.only, &programs::Program::ALL, "numpy, redis, compile")?,
+        programs: named(&args.only, &programs::Program::ALL, "numpy, redis, compile, make")?,
         settings: args.turns.settings()?,
     };
     table::print(args.printing.form(), |progress| {

@@ -1,7 +1,7 @@
 //! Times real programs without a limit, under the kernel's limit with zram swap, and under
 //! foliomem's limit, at [equal total](crate::equal_total) memory.
 //!
-//! The results are the numpy program's checksum, each value in redis, the compiler's object file
+//! The results are the numpy program's checksum, each value in redis, the compiler's object files
 //! byte by byte.
 //!
 //! - *numpy*: [`ARRAYS`], 1 GiB of arrays and their temporaries.
@@ -11,7 +11,10 @@
 //!   at a time compresses it to nothing. Every setting has `disable-thp no`, because redis would
 //!   otherwise turn the kernel's mTHP off for itself.
 //! - *compile*: `g++ -O2` of a generated file of templates, [`TEMPLATES`].
+//! - *make*: `make -j8` of eight such files, shorter ones. Eight compilers at once need much more
+//!   memory than two do.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -30,6 +33,20 @@ pub const ARRAYS: &str = include_str!("programs/arrays.py");
 pub const TEMPLATES: &str = include_str!("programs/templates.cpp");
 /// Uses of the templates: about 20 s and half a GiB for the compiler.
 const INSTANCES: usize = 10;
+/// Uses of the templates in each of the files that make compiles: some seconds and 300 MiB each.
+const INSTANCES_OF_PART: usize = 4;
+/// The rules for make. The object files, one after the other, are the result.
+const RULES: &str = "parts := 1 2 3 4 5 6 7 8
+objects: $(parts:%=part%.o)
+\tcat $^ > $@
+%.o: %.cpp
+\tg++ -O2 -c $< -o $@
+";
+/// Names of the files that make compiles, and of those that it makes.
+const PARTS: [&str; 8] =
+    ["part1.cpp", "part2.cpp", "part3.cpp", "part4.cpp", "part5.cpp", "part6.cpp", "part7.cpp", "part8.cpp"];
+const OBJECTS: [&str; 9] =
+    ["part1.o", "part2.o", "part3.o", "part4.o", "part5.o", "part6.o", "part7.o", "part8.o", "objects"];
 /// Number of keys in redis.
 const KEYS: usize = 100_000;
 /// Bytes of each value in redis.
@@ -71,11 +88,13 @@ pub enum Program {
     Redis,
     /// g++.
     Compile,
+    /// Eight g++ at once.
+    Make,
 }
 
 impl Program {
     /// All programs.
-    pub const ALL: [Self; 3] = [Self::Numpy, Self::Redis, Self::Compile];
+    pub const ALL: [Self; 4] = [Self::Numpy, Self::Redis, Self::Compile, Self::Make];
 }
 
 /// One row of the benchmark.
@@ -142,11 +161,22 @@ fn subject(program: Program, values: &[u8]) -> Subject<'_, Program> {
         }
         Program::Compile => Subject {
             name: program,
-            files: vec![("templates.cpp", cpp())],
+            files: vec![("templates.cpp", cpp(1..=INSTANCES))],
             preparations: vec![Words::new("g++", &["--version"])],
             command: Words::new("g++", &["-O2", "-c", "templates.cpp", "-o", "templates.o"]),
             leaves: &["templates.o"],
             answer: Answer::File("templates.o"),
+            limited: Limited::Yes,
+            group_limit: percent,
+            patience,
+        },
+        Program::Make => Subject {
+            name: program,
+            files: parts().chain([("Makefile", RULES.to_owned())]).collect(),
+            preparations: ["make", "g++"].map(|exe| Words::new(exe, &["--version"])).to_vec(),
+            command: Words::new("make", &["-s", "-j8"]),
+            leaves: &OBJECTS,
+            answer: Answer::File("objects"),
             limited: Limited::Yes,
             group_limit: percent,
             patience,
@@ -206,9 +236,15 @@ impl Load<'_> {
     }
 }
 
-/// Returns the source of the C++ program.
-fn cpp() -> String {
-    let uses: String = (1..=INSTANCES).map(|i| format!("  out += work<{i}>(s);\n")).collect();
+/// Returns names and sources of the files that make compiles.
+fn parts() -> impl Iterator<Item = (&'static str, String)> {
+    let first = |part: usize| 1 + part * INSTANCES_OF_PART;
+    PARTS.into_iter().enumerate().map(move |(part, name)| (name, cpp(first(part)..=first(part + 1) - 1)))
+}
+
+/// Returns the source of a C++ program with these uses of the templates.
+fn cpp(instances: RangeInclusive<usize>) -> String {
+    let uses: String = instances.map(|i| format!("  out += work<{i}>(s);\n")).collect();
     format!("{TEMPLATES}\nstd::string all(long s) {{\n  std::string out;\n{uses}  return out;\n}}\n")
 }
 
@@ -247,8 +283,18 @@ mod tests {
 
     #[test]
     fn the_generated_program_uses_each_instance_once() {
-        let text = cpp();
+        let text = cpp(1..=INSTANCES);
         assert_eq!(text.matches("out += work<").count(), INSTANCES);
         assert!(text.ends_with("}\n"));
+    }
+
+    #[test]
+    fn each_file_that_make_compiles_is_another_one() {
+        let all: String = parts().map(|(_, text)| text).collect();
+        for instance in 1..=PARTS.len() * INSTANCES_OF_PART {
+            assert_eq!(all.matches(&format!("out += work<{instance}>")).count(), 1);
+        }
+        let made = PARTS.map(|name| name.replace(".cpp", ".o"));
+        assert!(made.iter().eq(&OBJECTS[..PARTS.len()]));
     }
 }

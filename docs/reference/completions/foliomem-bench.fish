@@ -54,7 +54,7 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand compact" -
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand compact" -l orders -d 'Orders, 1 (8K) to 9 (2M). [default: 4,9]' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand compact" -l json -d 'Print rows as a JSON array'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand compact" -s h -l help -d 'Print help'
-complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -l only -d 'Only these: numpy, redis, compile' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -l only -d 'Only these: numpy, redis, compile, make' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -l runs -d 'Runs of each setting, of which the median counts; a setting that takes longer than 45 s runs once' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -l json -d 'Print rows as a JSON array'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand programs" -l no-kernel -d 'Do not measure the kernel'

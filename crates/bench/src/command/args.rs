@@ -131,7 +131,7 @@ pub struct BenchCompactArgs {
 pub struct BenchProgramsArgs {
     #[command(flatten)]
     pub printing: Printing,
-    /// Only these: numpy, redis, compile.
+    /// Only these: numpy, redis, compile, make.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
     #[command(flatten)]
