@@ -8,8 +8,8 @@ from conftest import MIB, PROGRAMS, PYTHON, alone, assert_swapped, foliomem, fol
 
 # A sample that is late, or counts moving pages twice, may be above the limit: these tests run alone.
 pytestmark = [foliomem_only, alone]
-# Shared memory counts too: it could hold what anonymous memory does not.
 LIBC = ctypes.CDLL(None)
+# Shared memory counts too: it could hold what anonymous memory does not.
 KINDS = ("Pss_Anon:", "Pss_Shmem:")
 RESIDENT = ("RssAnon:", "RssShmem:")
 RANDOM = ("import hashlib, os, sys\nparts = [os.urandom(1 << 20) for _ in range(int(sys.argv[1]))]\n"

@@ -40,10 +40,10 @@ pub struct Rates {
 }
 
 impl Figures {
-    /// Returns the figures of a run. Its shared store counts as stored.
+    /// Returns the figures of a run. Its shared store counts as stored. The sampler adds how many
+    /// of its processes are held.
     pub fn of_run(control: &Control) -> Figures {
-        let held_processes = control.living_processes().iter().filter(|(_, slot)| slot.is_held(now_ns)).count() as u64;
-        let figures = Figures { held_processes, ..Figures::new(control.tree_measured_bytes(), &control.sum()) };
+        let figures = Figures::new(control.tree_measured_bytes(), &control.sum());
         match control.swap().medium() {
             Medium::Disk => figures,
             Medium::Memory => Figures {

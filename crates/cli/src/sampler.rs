@@ -145,7 +145,7 @@ impl Sampler {
 
     fn sample_run(&mut self, run: &Run, seen: Option<SeenRun>) -> Option<RunSample> {
         let control: &Control = &run.control;
-        let figures = Figures::of_run(control);
+        let mut figures = Figures::of_run(control);
         let (id, program, earlier, mut seen_processes) = match seen {
             Some(seen) => (seen.id, seen.program, Some(seen.figures), seen.processes),
             None => (RunId(self.count), program_of(run.pid)?, None, BTreeMap::new()),
@@ -156,6 +156,7 @@ impl Sampler {
             processes.push(process);
             seen_now.insert(pid, seen);
         }
+        figures.held_processes = processes.iter().map(|process| process.figures.held_processes).sum();
         let sample = RunSample {
             id,
             pid: run.pid,

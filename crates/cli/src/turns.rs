@@ -131,14 +131,12 @@ struct Width {
     max: usize,
     /// When they were found to lose too much.
     since: Duration,
-    /// Number of those that ran at the last look: if one of them ends, the others may lose less.
-    runners: usize,
 }
 
 impl Width {
     /// Returns the width before anything is known: all CPUs are used.
     fn of(cpus: usize) -> Width {
-        Width { min: cpus, max: usize::MAX, since: Duration::ZERO, runners: 0 }
+        Width { min: cpus, max: usize::MAX, since: Duration::ZERO }
     }
 }
 
@@ -153,11 +151,16 @@ pub struct Turns {
     /// When a process was held for the last time.
     held_at: Option<Duration>,
     width: Width,
-    /// Average lost share of the processes that run, and since when it is above [`MAX_SHARE`].
+    /// Number of processes that ran after the last look: if one of them ends, the others may lose
+    /// less.
+    runners_before: usize,
+    /// Average lost share of the processes that run.
     share: f64,
-    /// Average number of their threads that run or wait for memory, and of CPUs that they use.
+    /// Average number of their threads that run or wait for memory.
     awake: f64,
+    /// Average number of CPUs that they use.
     work: f64,
+    /// Since when they lose too much.
     above_since: Option<Duration>,
     /// Since when all processes that run sleep.
     asleep_since: Option<Duration>,
@@ -177,6 +180,7 @@ impl Turns {
             queue: Vec::new(),
             cpus,
             width: Width::of(cpus),
+            runners_before: 0,
             held_at: None,
             last: Duration::ZERO,
             share: 0.0,
@@ -216,7 +220,7 @@ impl Turns {
         self.measure(at, time, processes);
         let change = self.change(at);
         self.assign(at, memory, change);
-        self.width.runners = self.runners().count();
+        self.runners_before = self.runners().count();
         debug_assert!(!self.holds_any() || self.has_runner());
     }
 
@@ -378,9 +382,9 @@ impl Turns {
                 let fewer = runners.saturating_sub(1).max(1);
                 // How many fit is a good guess for the first time.
                 let max = if self.holds_any() { fewer } else { usize::MAX };
-                self.width = Width { min: self.width.min.min(fewer), max, since: at, runners };
+                self.width = Width { min: self.width.min.min(fewer), max, since: at };
             }
-            _ if runners < self.width.runners || at.saturating_sub(self.width.since) > WIDTH_LIFETIME => {
+            _ if runners < self.runners_before || at.saturating_sub(self.width.since) > WIDTH_LIFETIME => {
                 self.width = Width::of(self.cpus);
             }
             _ => {}

@@ -160,12 +160,12 @@ impl Handler {
     /// Serves one fault. Adds faults that it receives while it waits to `pending`.
     fn serve(&mut self, fault: Fault, pending: &mut PendingFaults) {
         let Fault { page, is_protected, thread } = fault;
-        let is_held = || {
+        let must_wait = || {
             let runtime = self.runtime;
             runtime.context.budget.own_slot().is_held(now_ns)
                 && runtime.context.is_program_thread(runtime.companion.program_number(), thread)
         };
-        if self.runtime.held_faults.leave(is_held) {
+        if self.runtime.held_faults.leave(must_wait) {
             return;
         }
         if is_protected {

@@ -17,8 +17,8 @@ pub(crate) struct HeldFaults {
 impl HeldFaults {
     /// Returns whether a handler must leave a fault that it has received: the process is held, and
     /// the fault is the program's.
-    pub fn leave(&self, is_held: impl FnOnce() -> bool) -> bool {
-        let leaves = is_held();
+    pub fn leave(&self, must_wait: impl FnOnce() -> bool) -> bool {
+        let leaves = must_wait();
         if leaves {
             self.are_left.store(true, Ordering::SeqCst);
         }
