@@ -10,9 +10,12 @@
 //!
 //! The processes are in a queue, the oldest first. Those that run are chosen from its head. A
 //! process that was held for long goes to the head, and the one that has run for longest goes to
-//! the end: so each gets on, and none waits for ever for a lock or a pipe of one that is held. If
-//! all processes that run sleep, they may wait for one that is held, and it gets its turn at once.
-//! If that happens again and again, the processes work together, and nothing is held for some time.
+//! the end: so each gets on, and none waits for ever for a lock or a pipe of one that is held.
+//!
+//! Only *active* processes count: one that has slept for a while needs neither a CPU nor its
+//! memory, and leaves both to one that is held. It may wait for just that one. If processes fall
+//! asleep shortly after others were held, again and again, they work together, and nothing is held
+//! for some time.
 
 use crate::thrashing::Threads;
 use foliomem_session::process_table::LeftFaults;
@@ -48,13 +51,13 @@ const MIN_TURN: Duration = Duration::from_secs(8);
 const MOVED_BYTES_PER_SECOND: u64 = 300 << 20;
 /// A turn lasts this many times as long as compressing and decompressing a process.
 const TURN_PER_MOVE: u32 = 20;
-/// The time for which all processes that run must sleep before a held one gets its turn.
+/// A process that has slept for this long is not active.
 const MAX_SLEEP: Duration = Duration::from_millis(150);
-/// A turn that ends by sleep sooner than this is short.
-const SHORT_TURN: Duration = Duration::from_secs(1);
-/// Number of short turns in a row of processes that work together.
-const MAX_SHORT_TURNS: u32 = 4;
-/// The time for which nothing is held after the first [`MAX_SHORT_TURNS`] short turns. It doubles
+/// A process that runs again sooner than this because another sleeps was held for nothing.
+const SHORT_HOLD: Duration = Duration::from_secs(1);
+/// Number of short holds in a row of processes that work together.
+const MAX_SHORT_HOLDS: u32 = 4;
+/// The time for which nothing is held after the first [`MAX_SHORT_HOLDS`] short holds. It doubles
 /// each time.
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum of that time.
@@ -102,9 +105,24 @@ struct Member {
     now: Process,
     state: State,
     since: Duration,
+    /// Since when it has slept at each look.
+    asleep_since: Option<Duration>,
 }
 
 impl Member {
+    /// Takes over what a process is at the moment `at`.
+    fn update(&mut self, at: Duration, now: Process) {
+        self.now = now;
+        let sleeps = now.threads == Threads::default() && now.left_faults == LeftFaults::None;
+        self.asleep_since = sleeps.then(|| self.asleep_since.unwrap_or(at));
+    }
+
+    /// Returns whether the process runs, and has not slept for a while before `at`.
+    fn is_active(&self, at: Duration) -> bool {
+        let sleeps = self.asleep_since.is_some_and(|since| at.saturating_sub(since) >= MAX_SLEEP);
+        self.state == State::Runs && !sleeps
+    }
+
     /// Returns what the process takes more while it runs, in bytes.
     fn extra_bytes(&self, memory: Memory) -> f64 {
         self.now.need_bytes as f64 * (1.0 - memory.ratio)
@@ -114,7 +132,7 @@ impl Member {
 /// Why processes change places at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Change {
-    /// They do not; a held process may run if there is room.
+    /// They do not; a held process runs if there is room, or if one that runs sleeps.
     None,
     /// The run thrashes: processes that do not fit are held.
     Thrashing,
@@ -122,7 +140,7 @@ enum Change {
     Turn,
 }
 
-/// How many processes run at once.
+/// How many active processes run at once.
 #[derive(Clone, Copy, Debug)]
 struct Width {
     /// So many run even if they do not fit.
@@ -151,9 +169,9 @@ pub struct Turns {
     /// When a process was held for the last time.
     held_at: Option<Duration>,
     width: Width,
-    /// Number of processes that ran after the last look: if one of them ends, the others may lose
-    /// less.
-    runners_before: usize,
+    /// Number of active processes after the last look: if one of them ends or sleeps, the others
+    /// may lose less.
+    active_before: usize,
     /// Average lost share of the processes that run.
     share: f64,
     /// Average number of their threads that run or wait for memory.
@@ -162,11 +180,9 @@ pub struct Turns {
     work: f64,
     /// Since when they lose too much.
     above_since: Option<Duration>,
-    /// Since when all processes that run sleep.
-    asleep_since: Option<Duration>,
     /// When the last turn began.
     turned: Duration,
-    short_turns: u32,
+    short_holds: u32,
     /// Until when nothing is held, and the length of the next such pause.
     paused_until: Duration,
     pause: Duration,
@@ -180,16 +196,15 @@ impl Turns {
             queue: Vec::new(),
             cpus,
             width: Width::of(cpus),
-            runners_before: 0,
+            active_before: 0,
             held_at: None,
             last: Duration::ZERO,
             share: 0.0,
             awake: 0.0,
             work: 0.0,
             above_since: None,
-            asleep_since: None,
             turned: Duration::ZERO,
-            short_turns: 0,
+            short_holds: 0,
             paused_until: Duration::ZERO,
             pause: MIN_PAUSE,
             turns: 0,
@@ -220,7 +235,7 @@ impl Turns {
         self.measure(at, time, processes);
         let change = self.change(at);
         self.assign(at, memory, change);
-        self.runners_before = self.runners().count();
+        self.active_before = self.active(at).count();
         debug_assert!(!self.holds_any() || self.has_runner());
     }
 
@@ -229,7 +244,7 @@ impl Turns {
         self.queue.retain_mut(|member| {
             let now = processes.iter().find(|process| process.pid == member.now.pid);
             now.is_some_and(|now| {
-                member.now = *now;
+                member.update(at, *now);
                 member.state == State::Held || now.need_bytes >= MIN_BYTES
             })
         });
@@ -238,17 +253,17 @@ impl Turns {
         for &now in processes {
             let is_known = self.queue.iter().any(|member| member.now.pid == now.pid);
             if !is_known && now.need_bytes >= MIN_BYTES {
-                self.queue.push(Member { now, state, since: at });
+                self.queue.push(Member { now, state, since: at, asleep_since: None });
             }
         }
     }
 
     /// Updates what is known about the processes that are not held, large and small.
     fn measure(&mut self, at: Duration, time: Duration, processes: &[Process]) {
-        let active = || processes.iter().filter(|process| !self.is_held(process.pid));
-        let threads: Threads = active().map(|process| process.threads).sum();
-        let worked: Duration = active().map(|process| process.worked).sum();
-        let lost = active().map(|process| process.served).sum::<Duration>() + time * threads.waiting;
+        let not_held = || processes.iter().filter(|process| !self.is_held(process.pid));
+        let threads: Threads = not_held().map(|process| process.threads).sum();
+        let worked: Duration = not_held().map(|process| process.worked).sum();
+        let lost = not_held().map(|process| process.served).sum::<Duration>() + time * threads.waiting;
         let all = worked + lost;
         let share = if all < time / MIN_USED { 0.0 } else { lost.as_secs_f64() / all.as_secs_f64() };
         let weight = 1.0 - (-time.as_secs_f64() / WINDOW.as_secs_f64()).exp();
@@ -257,69 +272,56 @@ impl Turns {
         for (average, now) in [(&mut self.share, share), (&mut self.awake, awake), (&mut self.work, work)] {
             *average += (now - *average) * weight;
         }
-        let since = |holds: bool, before: Option<Duration>| holds.then(|| before.unwrap_or(at));
         if self.holds_any() {
             self.held_at = Some(at);
         }
         let is_in_turns = self.held_at.is_some_and(|held_at| at.saturating_sub(held_at) < MEMORY_OF_TURNS);
         let max_share = if is_in_turns { MAX_SHARE_IN_TURNS } else { MAX_SHARE };
-        let loses_too_much = self.share > max_share && self.work < self.work_of_fewer();
-        self.above_since = since(loses_too_much, self.above_since);
-        self.asleep_since = since(threads == Threads::default() && worked < time / MIN_USED, self.asleep_since);
+        let loses_too_much = self.share > max_share && self.work < self.work_of_fewer(at);
+        self.above_since = loses_too_much.then(|| self.above_since.unwrap_or(at));
     }
 
     /// Returns how many CPUs one process fewer is expected to use. While those that run use more,
     /// no other one is held.
-    fn work_of_fewer(&self) -> f64 {
-        let runners = self.runners().count().max(1) as f64;
-        (self.awake * (runners - 1.0) / runners).min(self.cpus as f64) * EXPECTED_WORK
+    fn work_of_fewer(&self, at: Duration) -> f64 {
+        let active = self.active(at).count().max(1) as f64;
+        (self.awake * (active - 1.0) / active).min(self.cpus as f64) * EXPECTED_WORK
     }
 
     /// Decides whether processes change places, and moves in the queue those that do.
     fn change(&mut self, at: Duration) -> Change {
-        let has_lasted = |since: Option<Duration>, time| since.is_some_and(|since| at.saturating_sub(since) >= time);
         if at < self.paused_until {
             return Change::None;
         }
         let waiting = self.held().filter(|member| member.now.left_faults == LeftFaults::Some);
         if let Some(&next) = waiting.min_by_key(|member| member.since) {
-            if has_lasted(self.asleep_since, MAX_SLEEP) {
-                self.count_sleep(at);
-                let pids: Vec<u32> = self.runners().map(|member| member.now.pid).collect();
-                self.turn(at, next.now.pid, &pids);
-                return Change::Turn;
-            }
             let is_due = at.saturating_sub(next.since) >= turn_of(next.now.need_bytes);
             if is_due && at.saturating_sub(self.turned) >= MIN_TURN {
-                self.short_turns = 0;
-                let longest = self.runners().min_by_key(|member| member.since).map(|member| member.now.pid);
-                self.turn(at, next.now.pid, longest.as_slice());
+                (self.turned, self.short_holds) = (at, 0);
+                let longest = self.active(at).min_by_key(|member| member.since).map(|member| member.now.pid);
+                self.queue.sort_by_key(|member| match member.now.pid {
+                    pid if pid == next.now.pid => 0,
+                    pid if Some(pid) == longest => 2,
+                    _ => 1,
+                });
                 return Change::Turn;
             }
         }
-        let is_thrashing = self.has_runner() && has_lasted(self.above_since, ONSET);
-        if is_thrashing { Change::Thrashing } else { Change::None }
+        let is_thrashing = self.above_since.is_some_and(|since| at.saturating_sub(since) >= ONSET);
+        if is_thrashing && self.active(at).next().is_some() { Change::Thrashing } else { Change::None }
     }
 
-    /// Notes that all processes that run sleep, although others are held.
-    fn count_sleep(&mut self, at: Duration) {
-        let is_short = at.saturating_sub(self.turned) < SHORT_TURN;
-        self.short_turns = if is_short { self.short_turns + 1 } else { 1 };
-        if self.short_turns >= MAX_SHORT_TURNS {
-            self.short_turns = 0;
+    /// Notes that `next`, held since `held_since`, runs again because another process sleeps, and
+    /// lets those that sleep wait behind it from now on.
+    fn count_sleep(&mut self, at: Duration, held_since: Duration) {
+        let is_short = at.saturating_sub(held_since) < SHORT_HOLD;
+        self.short_holds = if is_short { self.short_holds + 1 } else { 0 };
+        if self.short_holds >= MAX_SHORT_HOLDS {
+            self.short_holds = 0;
             self.paused_until = at + self.pause;
             self.pause = (self.pause * 2).min(MAX_PAUSE);
         }
-    }
-
-    /// Moves `next` to the head of the queue, and those of `last` to its end.
-    fn turn(&mut self, at: Duration, next: u32, last: &[u32]) {
-        self.turned = at;
-        self.queue.sort_by_key(|member| match member.now.pid {
-            pid if pid == next => 0,
-            pid if last.contains(&pid) => 2,
-            _ => 1,
-        });
+        self.queue.sort_by_key(|member| member.state == State::Runs && !member.is_active(at));
     }
 
     /// Lets those processes run that fit, from the head of the queue, and holds the others. A
@@ -337,17 +339,23 @@ impl Turns {
         self.widen(at, change);
         let swapped_out: f64 = self.queue.iter().map(|member| member.now.need_bytes as f64 * memory.ratio).sum();
         let room = |share| memory.limit_bytes as f64 * share - swapped_out;
-        let (mut filled, room, mut runners) = match change {
+        let (mut filled, room, mut active) = match change {
             Change::None => {
-                (self.runners().map(|member| member.extra_bytes(memory)).sum(), room(REFILL), self.runners().count())
+                let filled = self.active(at).map(|member| member.extra_bytes(memory)).sum();
+                (filled, room(REFILL), self.active(at).count())
             }
             Change::Thrashing | Change::Turn => (0.0, room(FILL), 0),
         };
+        let fell_asleep =
+            self.runners().filter(|member| !member.is_active(at)).filter_map(|member| member.asleep_since);
+        let fell_asleep = fell_asleep.max();
+        let mut slept_for = None;
         let mut has_changed = false;
         let had_held = self.holds_any();
         for (place, member) in self.queue.iter_mut().enumerate() {
             let may_change = match (change, member.state) {
                 (Change::None, State::Runs) => false,
+                (_, State::Runs) if !member.is_active(at) => false,
                 (Change::Turn, State::Held) => place == 0,
                 (Change::Thrashing, State::Held) => !had_held,
                 _ => true,
@@ -356,35 +364,41 @@ impl Turns {
                 continue;
             }
             let has_room = filled + member.extra_bytes(memory) <= room;
-            let fits = runners < self.width.min || has_room && runners < self.width.max;
+            let fits = active < self.width.min || has_room && active < self.width.max;
             let state = if fits { State::Runs } else { State::Held };
             if fits {
                 filled += member.extra_bytes(memory);
-                runners += 1;
+                active += 1;
             }
             if state != member.state {
                 has_changed = true;
                 self.turns += u64::from(state == State::Held);
+                if state == State::Runs && change == Change::None && fell_asleep >= Some(member.since) {
+                    slept_for = Some(member.since);
+                }
                 (member.state, member.since) = (state, at);
             }
         }
+        if let Some(held_since) = slept_for {
+            self.count_sleep(at, held_since);
+        }
         if has_changed {
             // What was measured belongs to other processes.
-            (self.share, self.above_since, self.asleep_since) = (0.0, None, None);
+            (self.share, self.above_since) = (0.0, None);
         }
     }
 
     /// Narrows the width if those that run still lose too much, and widens it again later.
     fn widen(&mut self, at: Duration, change: Change) {
-        let runners = self.runners().count();
+        let active = self.active(at).count();
         match change {
             Change::Thrashing => {
-                let fewer = runners.saturating_sub(1).max(1);
+                let fewer = active.saturating_sub(1).max(1);
                 // How many fit is a good guess for the first time.
                 let max = if self.holds_any() { fewer } else { usize::MAX };
                 self.width = Width { min: self.width.min.min(fewer), max, since: at };
             }
-            _ if runners < self.runners_before || at.saturating_sub(self.width.since) > WIDTH_LIFETIME => {
+            _ if active < self.active_before || at.saturating_sub(self.width.since) > WIDTH_LIFETIME => {
                 self.width = Width::of(self.cpus);
             }
             _ => {}
@@ -397,6 +411,10 @@ impl Turns {
 
     fn runners(&self) -> impl Iterator<Item = &Member> {
         self.queue.iter().filter(|member| member.state == State::Runs)
+    }
+
+    fn active(&self, at: Duration) -> impl Iterator<Item = &Member> {
+        self.queue.iter().filter(move |member| member.is_active(at))
     }
 
     fn held(&self) -> impl Iterator<Item = &Member> {

@@ -225,13 +225,31 @@ fn processes_take_turns() {
 }
 
 #[test]
-fn if_all_that_run_sleep_a_held_one_gets_its_turn_at_once() {
+fn what_runs_but_sleeps_leaves_its_cpu_to_a_held_process() {
+    let mut run = Run { turns: Turns::new(2), ..Run::new(&[300; 4], Doing::Wait) };
+    run.set(1, Doing::Sleep);
+    run.until(Turns::holds_any);
+    assert_eq!(run.held(), [4], "the first one needs no CPU");
+    run.set(2, Doing::Work);
+    run.set(3, Doing::Work);
+    run.during(Duration::from_secs(2));
+    run.set(2, Doing::Sleep);
+    let time = run.until(|turns| !turns.is_held(4));
+    assert!(time >= MAX_SLEEP && time <= MAX_SLEEP + STEP * 2, "{time:?}");
+    assert_eq!(run.held(), [0u32; 0]);
+}
+
+#[test]
+fn what_slept_waits_behind_what_worked() {
     let mut run = Run::new(&[300, 300], Doing::Wait);
     run.until(Turns::holds_any);
+    run.set(2, Doing::Work);
     run.during(Duration::from_secs(2));
     run.set(1, Doing::Sleep);
-    let time = run.until(|turns| !turns.is_held(2));
-    assert!(time >= MAX_SLEEP && time <= MAX_SLEEP + STEP * 2, "{time:?}");
+    run.until(|turns| !turns.is_held(2));
+    run.set(1, Doing::Wait);
+    run.set(2, Doing::Wait);
+    run.until(Turns::holds_any);
     assert_eq!(run.held(), [1]);
 }
 
@@ -240,20 +258,32 @@ fn processes_that_wait_for_each_other_work_together() {
     let mut run = Run::new(&[300, 300], Doing::Wait);
     let mut pauses = Vec::new();
     for _ in 0..3 {
-        run.until(Turns::holds_any);
-        // The one that runs soon waits for the other.
-        while run.turns.holds_any() {
-            let runs = if run.turns.is_held(1) { 2 } else { 1 };
-            run.set(runs, Doing::Sleep);
-            run.set(3 - runs, Doing::Wait);
-            run.step();
+        for _ in 0..MAX_SHORT_HOLDS {
+            run.until(Turns::holds_any);
+            // The one that runs soon waits for the other.
+            run.set(if run.turns.is_held(1) { 2 } else { 1 }, Doing::Sleep);
+            run.until(|turns| !turns.holds_any());
+            run.set(1, Doing::Wait);
+            run.set(2, Doing::Wait);
         }
-        run.set(1, Doing::Wait);
-        run.set(2, Doing::Wait);
         pauses.push(run.until(Turns::holds_any));
     }
     assert!(pauses[0] >= MIN_PAUSE && pauses[0] < MIN_PAUSE + ONSET * 2, "{pauses:?}");
     assert!(pauses[1] >= MIN_PAUSE * 2 && pauses[2] >= MIN_PAUSE * 4, "{pauses:?}");
+}
+
+#[test]
+fn sleep_long_after_others_were_held_does_not_mean_that_they_wait_for_each_other() {
+    let mut run = Run::new(&[300, 300], Doing::Wait);
+    for _ in 0..MAX_SHORT_HOLDS * 2 {
+        let time = run.until(Turns::holds_any);
+        assert!(time < MIN_PAUSE / 2, "{time:?}");
+        run.during(SHORT_HOLD);
+        run.set(if run.turns.is_held(1) { 2 } else { 1 }, Doing::Sleep);
+        run.until(|turns| !turns.holds_any());
+        run.set(1, Doing::Wait);
+        run.set(2, Doing::Wait);
+    }
 }
 
 fn doing() -> impl Strategy<Value = Doing> {
