@@ -49,6 +49,7 @@ mod metrics;
 mod metrics_target;
 mod policy;
 mod preflight;
+mod proc_file;
 mod proc_stat;
 mod process_name;
 mod ps;

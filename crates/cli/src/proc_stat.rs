@@ -1,5 +1,6 @@
 //! What `/proc/PID/stat` says about a process.
 
+use crate::proc_file;
 use std::str::FromStr;
 
 /// The text of the file.
@@ -9,8 +10,7 @@ pub struct ProcStat(String);
 impl ProcStat {
     /// Reads the file of process `pid`; returns `None` if the process has ended.
     pub fn of(pid: u32) -> Option<ProcStat> {
-        let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-        Some(ProcStat(String::from_utf8_lossy(&text).into_owned()))
+        proc_file::read_text(format!("/proc/{pid}/stat")).ok().map(ProcStat)
     }
 
     /// Returns the name of the process.

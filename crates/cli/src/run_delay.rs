@@ -1,10 +1,10 @@
 //! How long the threads of a recorded run waited for a CPU, from `/proc/PID/task/TID/schedstat`:
 //! that is the load of other programs, which no limit is to blame for.
 
+use crate::proc_file;
 use crate::threads::threads_of;
 use foliomem_session::segment::Control;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ impl Schedule {
     /// Reads the `schedstat` of a thread, whose directory under `/proc` is given. `None` if it has
     /// ended, or if the kernel does not count.
     pub fn of(thread: &Path) -> Option<Schedule> {
-        Schedule::parse(&fs::read_to_string(thread.join("schedstat")).ok()?)
+        Schedule::parse(&proc_file::read_text(thread.join("schedstat")).ok()?)
     }
 
     /// Parses the content of `schedstat`.

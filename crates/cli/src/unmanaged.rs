@@ -7,11 +7,13 @@
 //! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC. A warning names
 //!   processes with much of it.
 //!
-//! The supervisor searches the tree now and then, and for some time after any process was started
-//! on the machine, because a child has its parent's agent until it executes its own program. It
-//! reads the sizes of the processes found more often.
+//! The supervisor searches the tree once a second, and all the time shortly after any process was
+//! started on the machine, because a child has its parent's agent until it executes its own
+//! program, or after a process of the run has lost its agent. It reads the sizes of the processes
+//! found more often.
 
 use crate::preflight;
+use crate::proc_file;
 use crate::run_delay::Schedule;
 use crate::supervise::AGENT;
 use crate::threads::threads_of;
@@ -21,12 +23,13 @@ use foliomem_session::segment::Control;
 use foliomem_types::size::format_mib;
 use rustix::process::Pid;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The longest time between two searches.
-const INTERVAL: Duration = Duration::from_millis(200);
+const INTERVAL: Duration = Duration::from_secs(1);
+/// For this long after a process was started, or lost its agent, there may be new ones to find.
+const MAX_EXECUTING: Duration = Duration::from_millis(200);
 /// Searches take at most 1/100 of the time, because a search over thousands of threads is slow.
 const SHARE: u32 = 100;
 /// Divisor of the limit: shared memory below this share of the limit, or below [`LEAST_BYTES`],
@@ -67,9 +70,12 @@ pub struct Census {
     /// Time of the last search, and how long it took.
     searched: Instant,
     search_time: Duration,
-    /// The last process that was started, as the kernel numbers it, and when it was seen.
+    /// The last process that was started, as the kernel numbers it, and the processes with an
+    /// agent.
     last_pid: String,
-    last_started: Instant,
+    managed: Vec<u32>,
+    /// When one of these changed.
+    changed: Instant,
     processes: BTreeMap<u32, Process>,
     /// Peaks in bytes of those that have ended, with their names.
     ended: Vec<(u64, String)>,
@@ -87,7 +93,8 @@ impl Census {
             searched: now,
             search_time: Duration::ZERO,
             last_pid: String::new(),
-            last_started: now,
+            managed: Vec::new(),
+            changed: now,
             processes: BTreeMap::new(),
             ended: Vec::new(),
             over_since: None,
@@ -100,10 +107,12 @@ impl Census {
     pub fn look(&mut self, program: Pid, control: &Control) {
         let now = Instant::now();
         let since = now - self.searched;
-        if since >= self.search_time * SHARE && (since >= INTERVAL || self.may_have_new_process(now)) {
-            self.search(program, control);
+        let may_have_new = self.may_have_new_process(now, last_pid(), control.pids());
+        if since >= self.search_time * SHARE && (since >= INTERVAL || may_have_new) {
+            self.search(program, &control.companions());
             (self.searched, self.search_time) = (now, now.elapsed());
         }
+        // What has registered itself meanwhile is managed.
         let managed = control.pids();
         self.processes.retain(|pid, process| {
             let is_left = process.look(*pid, managed.contains(pid));
@@ -141,25 +150,25 @@ impl Census {
         })
     }
 
-    /// Returns whether some process was started a short time ago: it may be about to execute its
-    /// program.
-    fn may_have_new_process(&mut self, now: Instant) -> bool {
-        let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        let last_pid = text.rsplit(' ').next().unwrap_or_default();
-        if last_pid != self.last_pid {
-            last_pid.clone_into(&mut self.last_pid);
-            self.last_started = now;
+    /// Returns whether some process was started, or has lost its agent, a short time ago: it may be
+    /// about to execute its program, or have done so. `managed` are the processes with an agent.
+    fn may_have_new_process(&mut self, now: Instant, last_pid: String, managed: Vec<u32>) -> bool {
+        if last_pid != self.last_pid || managed != self.managed {
+            (self.last_pid, self.managed, self.changed) = (last_pid, managed, now);
         }
-        now - self.last_started < INTERVAL
+        now - self.changed < MAX_EXECUTING
     }
 
-    /// Searches the tree: the program's descendants, and those that have lost their parents.
-    fn search(&mut self, program: Pid, control: &Control) {
-        let managed = control.pids();
+    /// Searches the tree: the program's descendants, and those that have lost their parents, but
+    /// for `companions`.
+    fn search(&mut self, program: Pid, companions: &[u32]) {
         let mut rest = children(std::process::id());
         rest.push(program.as_raw_nonzero().get() as u32);
         while let Some(pid) = rest.pop() {
-            let is_managed = managed.contains(&pid);
+            if companions.contains(&pid) {
+                continue;
+            }
+            let is_managed = self.managed.contains(&pid);
             if !is_managed || !self.said_shared {
                 self.look_at(pid, is_managed);
             }
@@ -264,7 +273,7 @@ impl Loaded {
     /// Reads the mappings of a process. A process that this user may not inspect counts as one with
     /// a segment, so that no warning names it.
     fn of(pid: u32) -> Loaded {
-        fs::read(format!("/proc/{pid}/maps"))
+        proc_file::read(format!("/proc/{pid}/maps"))
             .map_or(Loaded::Segment, |maps| Loaded::among(&String::from_utf8_lossy(&maps)))
     }
 
@@ -284,6 +293,12 @@ impl Loaded {
     }
 }
 
+/// Returns the pid of the process that was started last on the machine.
+fn last_pid() -> String {
+    let text = proc_file::read_text("/proc/loadavg").unwrap_or_default();
+    text.rsplit(' ').next().unwrap_or_default().to_owned()
+}
+
 /// Returns the times of a process's first thread; zeros where the kernel does not count.
 fn schedule(pid: u32) -> Schedule {
     Schedule::of(Path::new(&format!("/proc/{pid}"))).unwrap_or_default()
@@ -291,13 +306,13 @@ fn schedule(pid: u32) -> Schedule {
 
 /// Returns the children of all threads of a process.
 fn children(pid: u32) -> Vec<u32> {
-    let of_thread = |thread: PathBuf| fs::read_to_string(thread.join("children")).unwrap_or_default();
+    let of_thread = |thread: PathBuf| proc_file::read_text(thread.join("children")).unwrap_or_default();
     let lists: Vec<String> = threads_of(pid).map(of_thread).collect();
     lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|child| child.parse().ok()).collect()
 }
 
 fn status(pid: u32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
+    proc_file::read_text(format!("/proc/{pid}/status")).unwrap_or_default()
 }
 
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
@@ -316,6 +331,7 @@ mod tests {
     use foliomem_types::settings::{Configuration, Limit};
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio};
+    use std::sync::atomic::Ordering;
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
     /// Lets one test at a time have a child: a census finds those of the others, too.
@@ -385,7 +401,7 @@ mod tests {
         let ((control, _segment), (child, pid)) = (control(false), hog(40));
         let mut census = Census::new(1 << 30);
         assert!(census.summary().is_none());
-        census.search(pid, control);
+        census.search(pid, &[]);
         census.look(pid, control);
         let taken_bytes = control.tree_anon_bytes().0;
         assert!((40 << 20..80 << 20).contains(&taken_bytes), "{taken_bytes}");
@@ -402,10 +418,40 @@ mod tests {
         let ((control, _segment), (child, pid)) = (control(false), hog(40));
         let mut census = Census::new(1 << 30);
         control.claim_slot(pid).unwrap();
-        census.search(pid, control);
+        census.search(pid, &[]);
         census.look(pid, control);
         assert_eq!(control.unmanaged_bytes(), 0);
         end(child);
+    }
+
+    #[test]
+    fn a_companion_is_not_counted() {
+        let _alone = alone();
+        let ((control, _segment), (child, pid)) = (control(false), hog(1));
+        let slot = control.claim_slot(rustix::process::getpid()).unwrap();
+        control.process(slot).companion.store(child.id(), Ordering::Relaxed);
+        let mut census = Census::new(1 << 30);
+        census.search(pid, &[]);
+        assert_eq!(census.sizes().count(), 1);
+        census.processes.clear();
+        census.search(pid, &control.companions());
+        assert_eq!(census.sizes().count(), 0);
+        end(child);
+    }
+
+    #[test]
+    fn a_search_is_due_when_a_process_has_started_or_lost_its_agent() {
+        let mut census = Census::new(1 << 30);
+        let mut now = Instant::now();
+        for (last_pid, managed) in [("7", vec![]), ("8", vec![]), ("8", vec![8]), ("8", vec![])] {
+            let mut is_due = |time: Duration| {
+                now += time;
+                census.may_have_new_process(now, last_pid.to_owned(), managed.clone())
+            };
+            assert!(is_due(Duration::from_secs(10)), "{last_pid} {managed:?}");
+            assert!(is_due(MAX_EXECUTING / 2));
+            assert!(!is_due(MAX_EXECUTING));
+        }
     }
 
     #[test]
@@ -413,7 +459,7 @@ mod tests {
         let _alone = alone();
         let ((control, _segment), (child, pid)) = (control(true), hog(40));
         let mut census = Census::new(16 << 20);
-        census.search(pid, control);
+        census.search(pid, &[]);
         census.look(pid, control);
         assert!(control.failure().unwrap().contains("without the agent"));
         end(child);

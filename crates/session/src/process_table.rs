@@ -433,6 +433,12 @@ impl Control {
         pids.filter(|&pid| pid != 0 && !identity::is_of_nested(pid)).collect()
     }
 
+    /// Returns the pids of the companions of processes in the supervisor's pid namespace.
+    pub fn companions(&self) -> Vec<u32> {
+        let processes = self.living_processes().into_iter();
+        processes.map(|(_, slot)| slot.companion.load(Ordering::Relaxed)).collect()
+    }
+
     /// Returns the slots of processes that have not ended.
     pub(crate) fn living(&self) -> impl Iterator<Item = &ProcessSlot> {
         let processes = self.slots().map(|slot| self.process(slot));

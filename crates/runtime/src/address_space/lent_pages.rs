@@ -14,9 +14,10 @@
 //!   another process;
 //! - a pipe open for writing, if the program can make unseen calls.
 //!
-//! The monitor and each fork check the descriptors. If the program can make unseen calls, a thread
-//! also checks before it recycles a frame of the program, unless the last check was less than
-//! [`CHECK_INTERVAL_NS`] ago and the number of descriptors is unchanged. A descriptor that is
+//! The monitor and each fork check the descriptors, the monitor of a process in which nothing
+//! happens once a second, or if their number has changed. If the program can make unseen calls, a
+//! thread also checks before it recycles a frame of the program, unless the last check was less
+//! than [`CHECK_INTERVAL_NS`] ago and the number of descriptors is unchanged. A descriptor that is
 //! created, used, passed on and closed between two checks is missed. There is no lock.
 
 use crate::companion::memory_users;
@@ -179,15 +180,16 @@ impl Lenders {
             return true;
         }
         if unseen_calls::can_be_made() {
-            self.has_found(Lender::Pipe) || self.is_due() && self.check() >= Lender::Pipe
+            self.has_found(Lender::Pipe) || self.is_due(0) && self.check() >= Lender::Pipe
         } else {
             self.has_found(Lender::Direct)
         }
     }
 
-    /// Checks the descriptors if a check is due.
-    pub(crate) fn check_if_due(&self) {
-        if !self.has_found(Lender::Direct) && self.is_due() {
+    /// Checks the descriptors if a check has been due for `overdue_ns`, or if their number has
+    /// changed.
+    pub(crate) fn check_if_due(&self, overdue_ns: u64) {
+        if !self.has_found(Lender::Direct) && self.is_due(overdue_ns) {
             self.check();
         }
     }
@@ -196,8 +198,8 @@ impl Lenders {
         self.worst.load(Ordering::Relaxed) >= lender as u8
     }
 
-    fn is_due(&self) -> bool {
-        now_ns() >= self.due_ns.load(Ordering::Relaxed)
+    fn is_due(&self, overdue_ns: u64) -> bool {
+        now_ns() >= self.due_ns.load(Ordering::Relaxed) + overdue_ns
             || (*self.table).as_ref().is_none_or(|table| table.open_descriptors() != self.seen.load(Ordering::Relaxed))
     }
 

@@ -75,6 +75,8 @@ const DORMANT_AFTER_NS: u64 = 1_000_000_000;
 const SLEEP_DORMANT: Duration = Duration::from_millis(500);
 /// Maximum sleep far from the limit while nothing happens in the process.
 const SLEEP_STILL: Duration = Duration::from_millis(200);
+/// While nothing happens in the process, a check of its descriptors may be overdue for this long.
+const LENDERS_OVERDUE_STILL_NS: u64 = 1_000_000_000;
 /// A dormant monitor checks the tree's room only if more than this share of the process's memory is
 /// resident, as a shift (1/2^2). A process with less resident memory faults when it wakes, before
 /// it can grow.
@@ -216,7 +218,7 @@ fn crowd(runtime: &'static Runtime, history: &History) -> u32 {
 fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> {
     runtime.sharing.measure(&runtime.context, history.crowd);
     runtime.context.budget.sample();
-    runtime.notices.lenders.check_if_due();
+    runtime.notices.lenders.check_if_due(if history.is_still() { LENDERS_OVERDUE_STILL_NS } else { 0 });
     history.add((
         runtime.context.budget.own_pages(),
         runtime.context.budget.room_pages(),
