@@ -15,7 +15,8 @@
 //! Only *active* processes count: one that has slept for a while needs neither a CPU nor its
 //! memory, and leaves both to one that is held. It may wait for just that one. If processes fall
 //! asleep shortly after others were held, again and again, they work together, and nothing is held
-//! for some time.
+//! for some time. Nor is anything held for some time if those that run then do not work more than
+//! all did before: each of them alone may need more than the limit.
 
 use crate::thrashing::Threads;
 use foliomem_session::process_table::LeftFaults;
@@ -51,14 +52,20 @@ const MIN_TURN: Duration = Duration::from_secs(8);
 const MOVED_BYTES_PER_SECOND: u64 = 300 << 20;
 /// A turn lasts this many times as long as compressing and decompressing a process.
 const TURN_PER_MOVE: u32 = 20;
+/// Those that run must work more by this factor than all did, which lost more than [`MAX_SHARE`],
+/// before some were held.
+const MIN_GAIN: f64 = 1.5;
+/// Their work is measured for [`TRIAL`], after the others had [`SETTLING`] to be compressed.
+const SETTLING: Duration = Duration::from_secs(1);
+const TRIAL: Duration = Duration::from_secs(2);
 /// A process that has slept for this long is not active.
 const MAX_SLEEP: Duration = Duration::from_millis(150);
 /// A process that runs again sooner than this because another sleeps was held for nothing.
 const SHORT_HOLD: Duration = Duration::from_secs(1);
 /// Number of short holds in a row of processes that work together.
 const MAX_SHORT_HOLDS: u32 = 4;
-/// The time for which nothing is held after the first [`MAX_SHORT_HOLDS`] short holds. It doubles
-/// each time.
+/// The time for which nothing is held after the first [`MAX_SHORT_HOLDS`] short holds, or the first
+/// trial without gain. It doubles each time.
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum of that time.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
@@ -140,6 +147,17 @@ enum Change {
     Turn,
 }
 
+/// A measurement of whether it pays that processes were held.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    /// When they were held.
+    since: Duration,
+    /// Average number of CPUs that the run used before.
+    work_before: f64,
+    /// CPU time of the processes that run, after [`SETTLING`].
+    worked: Duration,
+}
+
 /// How many active processes run at once.
 #[derive(Clone, Copy, Debug)]
 struct Width {
@@ -183,6 +201,7 @@ pub struct Turns {
     /// When the last turn began.
     turned: Duration,
     short_holds: u32,
+    trial: Option<Trial>,
     /// Until when nothing is held, and the length of the next such pause.
     paused_until: Duration,
     pause: Duration,
@@ -205,6 +224,7 @@ impl Turns {
             above_since: None,
             turned: Duration::ZERO,
             short_holds: 0,
+            trial: None,
             paused_until: Duration::ZERO,
             pause: MIN_PAUSE,
             turns: 0,
@@ -233,6 +253,7 @@ impl Turns {
         self.last = at;
         self.follow(at, processes);
         self.measure(at, time, processes);
+        self.try_out(at, processes);
         let change = self.change(at);
         self.assign(at, memory, change);
         self.active_before = self.active(at).count();
@@ -281,6 +302,33 @@ impl Turns {
         self.above_since = loses_too_much.then(|| self.above_since.unwrap_or(at));
     }
 
+    /// Continues the trial, if there is one. At its end, pauses turns if they do not pay.
+    fn try_out(&mut self, at: Duration, processes: &[Process]) {
+        let worked = processes.iter().filter(|process| !self.is_held(process.pid)).map(|process| process.worked).sum();
+        let Some(trial) = &mut self.trial else { return };
+        let time = at.saturating_sub(trial.since);
+        if time > SETTLING {
+            trial.worked += worked;
+        }
+        if time >= SETTLING + TRIAL {
+            let pays = trial.worked.div_duration_f64(time - SETTLING) >= trial.work_before * MIN_GAIN;
+            self.trial = None;
+            if pays {
+                self.pause = MIN_PAUSE;
+            } else {
+                self.pause(at);
+            }
+        }
+    }
+
+    /// Lets all processes run for some time, longer each time.
+    fn pause(&mut self, at: Duration) {
+        self.short_holds = 0;
+        self.trial = None;
+        self.paused_until = at + self.pause;
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
+    }
+
     /// Returns how many CPUs one process fewer is expected to use. While those that run use more,
     /// no other one is held.
     fn work_of_fewer(&self, at: Duration) -> f64 {
@@ -317,9 +365,7 @@ impl Turns {
         let is_short = at.saturating_sub(held_since) < SHORT_HOLD;
         self.short_holds = if is_short { self.short_holds + 1 } else { 0 };
         if self.short_holds >= MAX_SHORT_HOLDS {
-            self.short_holds = 0;
-            self.paused_until = at + self.pause;
-            self.pause = (self.pause * 2).min(MAX_PAUSE);
+            self.pause(at);
         }
         self.queue.sort_by_key(|member| member.state == State::Runs && !member.is_active(at));
     }
@@ -381,6 +427,9 @@ impl Turns {
         }
         if let Some(held_since) = slept_for {
             self.count_sleep(at, held_since);
+        }
+        if has_changed && change == Change::Thrashing && !had_held && self.share > MAX_SHARE {
+            self.trial = Some(Trial { since: at, work_before: self.work, worked: Duration::ZERO });
         }
         if has_changed {
             // What was measured belongs to other processes.

@@ -16,6 +16,8 @@ enum Doing {
     Slow,
     /// It waits for memory.
     Wait,
+    /// It works for a tenth of the time, and waits for memory otherwise.
+    Thrash,
     /// It sleeps.
     Sleep,
 }
@@ -61,6 +63,7 @@ impl Run {
                         let threads = Threads { waiting: 0, running: 1 };
                         Process { threads, worked: STEP * 6 / 10, served: STEP * 4 / 10, ..idle }
                     }
+                    (Doing::Thrash, false) => Process { threads: waits, worked: STEP / 10, served: STEP, ..idle },
                     (Doing::Wait, false) => Process { threads: waits, served: STEP, ..idle },
                 }
             })
@@ -286,8 +289,32 @@ fn sleep_long_after_others_were_held_does_not_mean_that_they_wait_for_each_other
     }
 }
 
+#[test]
+fn turns_pause_if_those_that_run_do_not_work_more() {
+    let mut run = Run::new(&[500, 500], Doing::Thrash);
+    for pause in [MIN_PAUSE, MIN_PAUSE * 2, MIN_PAUSE * 4] {
+        run.until(Turns::holds_any);
+        let time = run.until(|turns| !turns.holds_any());
+        assert!(time >= SETTLING + TRIAL && time <= SETTLING + TRIAL + STEP * 2, "{time:?}");
+        let time = run.until(Turns::holds_any);
+        assert!(time >= pause && time < pause + ONSET * 2, "{time:?}");
+    }
+    // Now it pays, and the next pause is short again.
+    run.set(1, Doing::Work);
+    run.during(SETTLING + TRIAL);
+    assert_eq!(run.held(), [2]);
+    run.set(1, Doing::Sleep);
+    run.until(|turns| !turns.holds_any());
+    run.set(1, Doing::Thrash);
+    run.set(2, Doing::Thrash);
+    run.until(Turns::holds_any);
+    run.until(|turns| !turns.holds_any());
+    let time = run.until(Turns::holds_any);
+    assert!(time < MIN_PAUSE + ONSET * 2, "{time:?}");
+}
+
 fn doing() -> impl Strategy<Value = Doing> {
-    prop_oneof![4 => Just(Doing::Wait), 2 => Just(Doing::Work), 2 => Just(Doing::Slow), 1 => Just(Doing::Sleep)]
+    prop_oneof![4 => Just(Doing::Wait), 2 => Just(Doing::Thrash), 2 => Just(Doing::Work), 2 => Just(Doing::Slow), 1 => Just(Doing::Sleep)]
 }
 
 proptest! {
