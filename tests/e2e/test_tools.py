@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 from pathlib import Path
@@ -152,6 +153,19 @@ def test_gdb_debugs_threads_and_forks_inside_a_run(held):
     got = foliomem([*GDB, "-ex", "run", "--args", held, "threads", MIB], "48M", timeout=120).ok()
     assert_swapped(got)
     assert b"OK\n" in got.out and b"exited normally" in got.out, got.out
+
+
+@pytest.mark.parametrize("limit, is_whole", [("64M", False), ("1G", True)])
+def test_a_core_dump_with_zeros_is_announced(tmp_path, limit, is_whole):
+    script = ("import os, resource, sys\nresource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)\n"
+              "os.chdir(sys.argv[1])\nheld = bytearray(range(256)) * (90 << 12)\nos.abort()")
+    argv = [PYTHON, "-c", script, tmp_path]
+    plain(argv)
+    if not list(tmp_path.iterdir()):
+        pytest.skip("no core file is written to the working directory here")
+    got = foliomem(argv, limit)
+    assert got.code == 128 + signal.SIGABRT
+    assert PLAIN or ("core dump has zeros" not in got.err) == is_whole, got.err
 
 
 @needs_gdb

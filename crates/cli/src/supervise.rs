@@ -303,6 +303,12 @@ impl Run {
         if let Some(cause) = self.end(code).explain() {
             eprintln!("{cause}");
         }
+        if self.child.has_dumped_core() && self.control.sum().vm.pswpout.get() > 0 {
+            eprintln!(
+                "foliomem: the program's core dump has zeros in the place of swapped-out memory: for a whole one, run \
+                 it with a limit that it fits in"
+            );
+        }
         if !settings.quiet() {
             eprintln!("{}", report.summary());
             report.why().into_iter().for_each(|line| eprintln!("foliomem: {line}"));

@@ -39,6 +39,7 @@ pub struct Child {
     ended_early: Option<u8>,
     /// CPU time of the program and of its children, once it has ended.
     cpu_time: Cell<Duration>,
+    dumped_core: Cell<bool>,
 }
 
 /// An event that the supervisor waits for.
@@ -94,7 +95,14 @@ impl Child {
         }
         let child = command.spawn()?;
         let Some(pid) = Pid::from_raw(child.id() as i32) else { return Err(io::ErrorKind::NotFound.into()) };
-        Ok(Child { pid, signals, consent: Some(consent), ended_early: None, cpu_time: Cell::default() })
+        Ok(Child {
+            pid,
+            signals,
+            consent: Some(consent),
+            ended_early: None,
+            cpu_time: Cell::default(),
+            dumped_core: Cell::default(),
+        })
     }
 
     /// Runs the program to its entry point, and holds it there until [`Child::let_go`]. The calling
@@ -125,6 +133,11 @@ impl Child {
     /// Returns the CPU time of the program and of its children; zero until it has ended.
     pub fn cpu_time(&self) -> Duration {
         self.cpu_time.get()
+    }
+
+    /// Returns whether the kernel has written a core dump of the program.
+    pub fn has_dumped_core(&self) -> bool {
+        self.dumped_core.get()
     }
 
     /// Waits up to `max_time` for an event.
@@ -170,6 +183,7 @@ impl Child {
         self.cpu_time.set(reaped_cpu_time().saturating_sub(before));
         let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         if let Some(code) = program_start::ended(status) {
+            self.dumped_core.set(libc::WCOREDUMP(status.as_raw()));
             return Ok(Some(ProgramEvent::Ended(code)));
         }
         Ok(status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| ProgramEvent::Stopped))
