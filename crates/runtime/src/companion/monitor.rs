@@ -51,6 +51,10 @@ const SLEEP_CO_LOCATED_MIN: Duration = Duration::from_millis(2);
 /// Maximum sleep near the limit, where new mappings need adoption soon, or while the process has
 /// just changed its size.
 const SLEEP_ACTIVATED_MAX: Duration = Duration::from_millis(4);
+/// Number of samples, a quarter of a second, after which a process is no longer young: then a
+/// change of its size is no reason to sample it more often than this far from the limit.
+const YOUNG_SAMPLES: u32 = 64;
+const SLEEP_GROWING: Duration = Duration::from_millis(16);
 /// Unmanaged memory that has grown by this much shows new mappings: 256 KiB.
 const NEW_MAPPING_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
 /// Size from which a recorded process is managed, in pages: 4 MiB. The trace of a smaller one has
@@ -91,6 +95,8 @@ struct History {
     unmanaged_pages: i64,
     /// The process's pages, the tree's room and the number of faults, at the last sample.
     seen: (i64, i64, u64),
+    /// Number of samples so far.
+    samples: u32,
     /// Number of samples in a row without any change.
     alike: u32,
     /// Number of samples in a row without a change of this process's size.
@@ -106,6 +112,7 @@ struct History {
 
 impl History {
     fn add(&mut self, seen: (i64, i64, u64)) {
+        self.samples = self.samples.saturating_add(1);
         self.alike = if seen == self.seen { self.alike.saturating_add(1) } else { 0 };
         self.idle = if seen.0 == self.seen.0 { self.idle.saturating_add(1) } else { 0 };
         if (seen.0, seen.2) != (self.seen.0, self.seen.2) {
@@ -130,7 +137,8 @@ impl History {
     /// Returns the maximum sleep far from the limit: the monitor must see the size of a short-lived
     /// program, and must not wake for an idle one.
     fn max_sleep(&self) -> Duration {
-        SLEEP_ACTIVATED_MAX.saturating_mul(1 << self.idle.min(8)).min(SLEEP_MAX)
+        let while_growing = if self.samples < YOUNG_SAMPLES { SLEEP_ACTIVATED_MAX } else { SLEEP_GROWING };
+        while_growing.saturating_mul(1 << self.idle.min(8)).min(SLEEP_MAX)
     }
 
     /// Returns whether nothing has happened in the process for a while.
