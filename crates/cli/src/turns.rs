@@ -302,8 +302,12 @@ impl Turns {
         self.above_since = loses_too_much.then(|| self.above_since.unwrap_or(at));
     }
 
-    /// Continues the trial, if there is one. At its end, pauses turns if they do not pay.
+    /// Continues the trial, if there is one and something is held. At its end, pauses turns if they
+    /// do not pay.
     fn try_out(&mut self, at: Duration, processes: &[Process]) {
+        if !self.holds_any() {
+            self.trial = None;
+        }
         let worked = processes.iter().filter(|process| !self.is_held(process.pid)).map(|process| process.worked).sum();
         let Some(trial) = &mut self.trial else { return };
         let time = at.saturating_sub(trial.since);
@@ -316,13 +320,13 @@ impl Turns {
             if pays {
                 self.pause = MIN_PAUSE;
             } else {
-                self.pause(at);
+                self.pause_turns(at);
             }
         }
     }
 
     /// Lets all processes run for some time, longer each time.
-    fn pause(&mut self, at: Duration) {
+    fn pause_turns(&mut self, at: Duration) {
         self.short_holds = 0;
         self.trial = None;
         self.paused_until = at + self.pause;
@@ -359,13 +363,13 @@ impl Turns {
         if is_thrashing && self.active(at).next().is_some() { Change::Thrashing } else { Change::None }
     }
 
-    /// Notes that `next`, held since `held_since`, runs again because another process sleeps, and
-    /// lets those that sleep wait behind it from now on.
+    /// Notes that a process that was held since `held_since` runs again because another one sleeps.
+    /// Those that sleep go to the end of the queue.
     fn count_sleep(&mut self, at: Duration, held_since: Duration) {
         let is_short = at.saturating_sub(held_since) < SHORT_HOLD;
         self.short_holds = if is_short { self.short_holds + 1 } else { 0 };
         if self.short_holds >= MAX_SHORT_HOLDS {
-            self.pause(at);
+            self.pause_turns(at);
         }
         self.queue.sort_by_key(|member| member.state == State::Runs && !member.is_active(at));
     }

@@ -313,6 +313,18 @@ fn turns_pause_if_those_that_run_do_not_work_more() {
     assert!(time < MIN_PAUSE + ONSET * 2, "{time:?}");
 }
 
+#[test]
+fn a_trial_ends_when_nothing_is_held_any_more() {
+    let mut run = Run::new(&[500, 500], Doing::Thrash);
+    run.until(Turns::holds_any);
+    run.during(SETTLING);
+    run.processes.remove(0);
+    run.during(TRIAL);
+    run.processes.push((3, 500 * MIB, Doing::Thrash));
+    let time = run.until(Turns::holds_any);
+    assert!(time < MIN_PAUSE / 2, "{time:?}");
+}
+
 fn doing() -> impl Strategy<Value = Doing> {
     prop_oneof![4 => Just(Doing::Wait), 2 => Just(Doing::Thrash), 2 => Just(Doing::Work), 2 => Just(Doing::Slow), 1 => Just(Doing::Sleep)]
 }
