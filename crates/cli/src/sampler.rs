@@ -5,6 +5,7 @@
 
 use crate::args::{Args, Command};
 use crate::figures::{Figures, Rates};
+use crate::proc_file;
 use crate::proc_stat::ProcStat;
 use clap::Parser;
 use foliomem_session::find_run::{Inode, Run, Runs};
@@ -205,7 +206,7 @@ fn processes_of(control: &Control) -> BTreeMap<u32, Figures> {
 
 /// Returns the words of the command line of process `pid`; `None` if it has ended or has none.
 fn command_line(pid: u32) -> Option<Vec<OsString>> {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok().filter(|line| !line.is_empty())?;
+    let line = proc_file::read(format!("/proc/{pid}/cmdline")).ok().filter(|line| !line.is_empty())?;
     let words = line.strip_suffix(b"\0").unwrap_or(&line).split(|&byte| byte == 0);
     Some(words.map(|word| OsString::from_vec(word.to_vec())).collect())
 }

@@ -252,8 +252,8 @@ impl Turns {
         let time = at.saturating_sub(self.last).min(MAX_SAMPLE);
         self.last = at;
         self.follow(at, processes);
-        self.measure(at, time, processes);
-        self.try_out(at, processes);
+        let worked = self.measure(at, time, processes);
+        self.try_out(at, worked);
         let change = self.change(at);
         self.assign(at, memory, change);
         self.active_before = self.active(at).count();
@@ -279,8 +279,9 @@ impl Turns {
         }
     }
 
-    /// Updates what is known about the processes that are not held, large and small.
-    fn measure(&mut self, at: Duration, time: Duration, processes: &[Process]) {
+    /// Updates what is known about the processes that are not held, large and small. Returns the
+    /// CPU time that they have used since the last look.
+    fn measure(&mut self, at: Duration, time: Duration, processes: &[Process]) -> Duration {
         let not_held = || processes.iter().filter(|process| !self.is_held(process.pid));
         let threads: Threads = not_held().map(|process| process.threads).sum();
         let worked: Duration = not_held().map(|process| process.worked).sum();
@@ -300,28 +301,23 @@ impl Turns {
         let max_share = if is_in_turns { MAX_SHARE_IN_TURNS } else { MAX_SHARE };
         let loses_too_much = self.share > max_share && self.work < self.work_of_fewer(at);
         self.above_since = loses_too_much.then(|| self.above_since.unwrap_or(at));
+        worked
     }
 
     /// Continues the trial, if there is one and something is held. At its end, pauses turns if they
     /// do not pay.
-    fn try_out(&mut self, at: Duration, processes: &[Process]) {
-        if !self.holds_any() {
-            self.trial = None;
-        }
-        let worked = processes.iter().filter(|process| !self.is_held(process.pid)).map(|process| process.worked).sum();
-        let Some(trial) = &mut self.trial else { return };
+    fn try_out(&mut self, at: Duration, worked: Duration) {
+        let Some(mut trial) = self.trial.take().filter(|_| self.holds_any()) else { return };
         let time = at.saturating_sub(trial.since);
         if time > SETTLING {
             trial.worked += worked;
         }
-        if time >= SETTLING + TRIAL {
-            let pays = trial.worked.div_duration_f64(time - SETTLING) >= trial.work_before * MIN_GAIN;
-            self.trial = None;
-            if pays {
-                self.pause = MIN_PAUSE;
-            } else {
-                self.pause_turns(at);
-            }
+        if time < SETTLING + TRIAL {
+            self.trial = Some(trial);
+        } else if trial.worked.div_duration_f64(time - SETTLING) >= trial.work_before * MIN_GAIN {
+            self.pause = MIN_PAUSE;
+        } else {
+            self.pause_turns(at);
         }
     }
 
@@ -396,9 +392,8 @@ impl Turns {
             }
             Change::Thrashing | Change::Turn => (0.0, room(FILL), 0),
         };
-        let fell_asleep =
-            self.runners().filter(|member| !member.is_active(at)).filter_map(|member| member.asleep_since);
-        let fell_asleep = fell_asleep.max();
+        let sleepers = self.runners().filter(|member| !member.is_active(at));
+        let fell_asleep = sleepers.filter_map(|member| member.asleep_since).max();
         let mut slept_for = None;
         let mut has_changed = false;
         let had_held = self.holds_any();
@@ -432,10 +427,10 @@ impl Turns {
         if let Some(held_since) = slept_for {
             self.count_sleep(at, held_since);
         }
-        if has_changed && change == Change::Thrashing && !had_held && self.share > MAX_SHARE {
-            self.trial = Some(Trial { since: at, work_before: self.work, worked: Duration::ZERO });
-        }
         if has_changed {
+            if change == Change::Thrashing && !had_held && self.share > MAX_SHARE {
+                self.trial = Some(Trial { since: at, work_before: self.work, worked: Duration::ZERO });
+            }
             // What was measured belongs to other processes.
             (self.share, self.above_since) = (0.0, None);
         }

@@ -39,6 +39,7 @@ pub struct Child {
     ended_early: Option<u8>,
     /// CPU time of the program and of its children, once it has ended.
     cpu_time: Cell<Duration>,
+    /// Whether the kernel has written a core dump of the program, once it has ended.
     dumped_core: Cell<bool>,
 }
 

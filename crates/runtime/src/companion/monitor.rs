@@ -54,6 +54,7 @@ const SLEEP_ACTIVATED_MAX: Duration = Duration::from_millis(4);
 /// Number of samples, a quarter of a second, after which a process is no longer young: then a
 /// change of its size is no reason to sample it more often than this far from the limit.
 const YOUNG_SAMPLES: u32 = 64;
+/// Maximum sleep far from the limit while a process that is no longer young changes its size.
 const SLEEP_GROWING: Duration = Duration::from_millis(16);
 /// Unmanaged memory that has grown by this much shows new mappings: 256 KiB.
 const NEW_MAPPING_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
