@@ -385,9 +385,9 @@ fn clone3_sites(library: Object<'_>) -> Vec<Site> {
     // a time.
     let bytes = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(code.start), code.len()) };
     let call = [&[MOV_EAX][..], &raw::__NR_clone3.to_le_bytes(), &SYSCALL].concat();
-    let found = bytes.windows(call.len()).enumerate().filter(|(_, window)| *window == call);
+    let found = memchr::memmem::find_iter(bytes, &call);
     let wanted = Wanted::Numbers(&[raw::__NR_clone3]);
-    found.filter_map(|(offset, _)| Site::recognise(bytes, code.start, offset + JUMP_BYTES, wanted)).collect()
+    found.filter_map(|offset| Site::recognise(bytes, code.start, offset + JUMP_BYTES, wanted)).collect()
 }
 
 /// The sites of a C library.
