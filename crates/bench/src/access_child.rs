@@ -155,7 +155,11 @@ fn touch_all(
 
 /// The touched memory.
 struct Memory {
+    /// The pages, and before them what is needed to align them: a touch of a page that straddles two
+    /// pages of the system would be two touches.
     bytes: Vec<u8>,
+    /// Where the first page begins.
+    start: usize,
     /// Number of writes to each page.
     writes: Vec<u32>,
 }
@@ -174,8 +178,11 @@ impl Memory {
         if corpus.len() < REAL {
             return Err(Error::WrongResult("the corpus is shorter than a page's share of it".into()));
         }
-        let mut bytes = vec![0; (need_mib * MIB) as usize];
-        for (number, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
+        let needed = (need_mib * MIB) as usize;
+        let mut bytes = vec![0; needed + PAGE];
+        let start = bytes.as_ptr().align_offset(PAGE);
+        bytes.truncate(start + needed);
+        for (number, page) in bytes[start..].chunks_exact_mut(PAGE).enumerate() {
             let at = number * REAL % (corpus.len() - REAL + 1);
             for part in page.chunks_exact_mut(REAL) {
                 part.copy_from_slice(&corpus[at..at + REAL]);
@@ -183,14 +190,13 @@ impl Memory {
             page[..8].copy_from_slice(&(number as u64).to_le_bytes());
             page[8..12].fill(0);
         }
-        let pages = bytes.len() / PAGE;
-        Ok(Self { bytes, writes: vec![0; pages] })
+        Ok(Self { bytes, start, writes: vec![0; needed / PAGE] })
     }
 
     /// Returns `count` parts of equal size.
     fn parts(&mut self, count: u64) -> Vec<Part<'_>> {
         let pages = (self.writes.len() / count as usize).max(1);
-        let parts = self.bytes.chunks_exact_mut(pages * PAGE).zip(self.writes.chunks_exact_mut(pages));
+        let parts = self.bytes[self.start..].chunks_exact_mut(pages * PAGE).zip(self.writes.chunks_exact_mut(pages));
         let parts = parts.zip((0..).step_by(pages)).take(count as usize);
         parts.map(|((bytes, writes), first)| Part { bytes, writes, first, touches: 0 }).collect()
     }
