@@ -155,8 +155,8 @@ fn touch_all(
 
 /// The touched memory.
 struct Memory {
-    /// The pages, and before them what is needed to align them: a touch of a page that straddles two
-    /// pages of the system would be two touches.
+    /// The pages, and before them what is needed to align them: a touch of a page that lies across
+    /// two pages of the system would be two touches.
     bytes: Vec<u8>,
     /// Where the first page begins.
     start: usize,

@@ -2,7 +2,9 @@
 //!
 //! There is one handler for each CPU, and at least two. A handler serves inside the gate. Each
 //! message wakes all handlers that listen, and the one on the program's own CPU usually receives
-//! it.
+//! it. A handler that finds no message parks: to wake it costs the faulting thread time, and lets
+//! the scheduler move that thread to the handler's CPU. It listens again after a while, or when
+//! threads fault faster than one handler serves.
 //!
 //! Lock order: the gate, then the lock of the mappings, then the engine's.
 
@@ -20,10 +22,6 @@ use foliomem_sys::clock::now_ns;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{Order, PAGE_BYTES, PageNumber};
 use std::ops::Range;
-
-/// Number of messages in a row that another handler has received first, after which a handler
-/// parks: it is on the wrong CPU, and waking it slows every fault of a one-threaded program.
-const MAX_LOST_RACES: u32 = 4;
 
 /// The start argument of a handler.
 pub(crate) struct HandlerStart {
@@ -66,7 +64,6 @@ impl Handler {
         let is_pinned_handler = start.index == 0 && self.events.placement.pays();
         let mut pinned = is_pinned_handler.then(|| PinnedHandler::new(start.cpu as u32));
         let mut standby = Standby::default();
-        let mut lost = 0;
         loop {
             if pinned.is_none() && self.events.placement.cpu().is_some() {
                 self.runtime.workers.park();
@@ -78,12 +75,15 @@ impl Handler {
             if uffd.wait(None).is_err() {
                 continue;
             }
-            let mut served = 0;
+            let mut last_thread = None;
             {
                 let _inside = self.runtime.fork.gate.enter();
                 let mut pending = PendingFaults::default();
                 while let Some(fault) = self.events.receive() {
-                    served += 1;
+                    if last_thread.replace(fault.thread).is_some_and(|last| last != fault.thread) {
+                        // A thread has waited for another one's fault.
+                        self.runtime.workers.unpark_one();
+                    }
                     self.runtime.dormancy.note_fault(&self.runtime.fork.quiesce);
                     if let Some(pinned) = &mut pinned {
                         pinned.follow(self.events.placement);
@@ -97,10 +97,8 @@ impl Handler {
                     }
                 }
             }
-            lost = if served == 0 { lost + 1 } else { 0 };
-            if lost == MAX_LOST_RACES {
+            if last_thread.is_none() {
                 self.runtime.workers.park();
-                lost = 0;
             }
         }
     }
@@ -125,9 +123,9 @@ impl Handler {
                 break;
             }
             chunks += 1;
-            if chunks == 1 && self.runtime.workers.has_parked() && self.events.placement.cpu().is_none() {
+            if chunks == 1 && self.events.placement.cpu().is_none() {
                 // Another handler must listen meanwhile.
-                self.runtime.workers.unpark();
+                self.runtime.workers.unpark_one();
             }
         }
         fetched

@@ -150,15 +150,12 @@ impl Workers {
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns whether a handler is parked.
-    pub(crate) fn has_parked(&self) -> bool {
-        self.parked.load(Ordering::Relaxed) > 0
-    }
-
-    /// Wakes a parked handler.
-    pub(crate) fn unpark(&self) {
-        self.unpark.fetch_add(1, Ordering::Relaxed);
-        let _ = futex::wake(&self.unpark, futex::Flags::PRIVATE, 1);
+    /// Wakes a parked handler, if there is one.
+    pub(crate) fn unpark_one(&self) {
+        if self.parked.load(Ordering::Relaxed) > 0 {
+            self.unpark.fetch_add(1, Ordering::Relaxed);
+            let _ = futex::wake(&self.unpark, futex::Flags::PRIVATE, 1);
+        }
     }
 }
 
@@ -178,4 +175,25 @@ pub(crate) fn handler_cpus() -> Vec<usize> {
 /// machine, a program grows by a hundred MiB while a monitor of normal priority waits for a CPU.
 pub(crate) fn set_nice(nice: i32) -> bool {
     seccomp::allow(Call::Setpriority) && rustix::process::setpriority_process(None, nice).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parked_handler_is_woken_if_there_is_one() {
+        let workers = Workers::default();
+        workers.unpark_one();
+        assert_eq!(workers.unpark.load(Ordering::Relaxed), 0, "nobody is parked");
+        workers.handlers.store(2, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let parked = scope.spawn(|| workers.park());
+            while !parked.is_finished() {
+                workers.unpark_one();
+                foliomem_sync::back_off();
+            }
+        });
+        assert_eq!(workers.parked.into_inner(), 0);
+    }
 }
