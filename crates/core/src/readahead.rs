@@ -285,6 +285,12 @@ impl Readahead {
         followed.streams.may_claim(page) || followed.new.may_claim(page) || followed.strides.follows_any()
     }
 
+    /// Returns whether a fault on `page` was a far step of a strided stream, whose next steps are
+    /// fetched with less work before the program goes on than beside it.
+    pub fn has_stepped_far(&self, page: PageNumber) -> bool {
+        self.0.lock().strides.has_stepped_far(page)
+    }
+
     /// Claims what the caller must fetch or make next after the fault on `page`, whose folio ends
     /// at `position`. Returns `None` if the window is full or the program went elsewhere.
     pub fn claim(&self, page: PageNumber, position: PageNumber) -> Option<Ahead> {

@@ -26,6 +26,12 @@ impl<P: Ports> Engine<P> {
         Some((self.readahead.claim(page, page.head(order).offset(order.pages()))?, order))
     }
 
+    /// Returns whether to fetch the next pages of a strided stream before the fault on `page` wakes
+    /// the program.
+    pub fn reads_ahead_first(&self, page: PageNumber) -> bool {
+        self.readahead.has_stepped_far(page)
+    }
+
     /// Fetches the claimed pages, or makes them in folios of `order`, as far as there is room now.
     /// Returns whether there was room for all.
     pub fn read_ahead(&self, worker: &mut P::Worker, ahead: Ahead, order: Order) -> bool {

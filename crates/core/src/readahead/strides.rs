@@ -19,9 +19,10 @@ const STREAM_STEPS: u32 = 3;
 const MAX_STEP_PAGES: u64 = 1024;
 /// Minimum step, in pages, from which the pages between two steps are not worth fetching.
 const FAR_STEP_PAGES: u64 = 8;
-/// Initial and maximum number of steps to fetch ahead.
+/// Initial and maximum number of steps to fetch ahead. The program waits for far steps.
 const FIRST_WINDOW: u32 = 4;
 const MAX_WINDOW: u32 = 64;
+const MAX_FAR_WINDOW: u32 = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct StridedStream {
@@ -115,7 +116,8 @@ impl Strides {
             stream.steps += 1;
             self.followed += usize::from(stream.steps == STREAM_STEPS);
             if stream.steps >= STREAM_STEPS {
-                stream.window = (stream.window * 2).clamp(FIRST_WINDOW, MAX_WINDOW);
+                let max_window = if stream.is_far() { MAX_FAR_WINDOW } else { MAX_WINDOW };
+                stream.window = (stream.window * 2).clamp(FIRST_WINDOW, max_window);
             }
             (stream.last, stream.claimed) = (page, stream.claimed.saturating_sub(steps));
             self.set(index, stream);
@@ -170,6 +172,12 @@ impl Strides {
         self.follows_any() && self.streams.iter().any(|stream| stream.is_far() && stream.steps_to(page).is_some())
     }
 
+    /// Returns whether the latest fault of a stream that does not use the pages around it was on
+    /// `page`.
+    pub fn has_stepped_far(&self, page: PageNumber) -> bool {
+        self.follows_any() && self.streams.iter().any(|stream| stream.last == page && stream.is_far())
+    }
+
     /// Claims the next page to fetch for the stream that faulted on `page`. Also returns whether to
     /// fetch that page alone.
     pub fn claim(&mut self, page: PageNumber) -> Option<(PageNumber, bool)> {
@@ -217,7 +225,10 @@ mod tests {
             let mut strides = Strides::default();
             (0..3).for_each(|n| strides.faulted(at(n)));
             assert!(!strides.is_far_step(at(3)), "two equal steps may be chance");
+            assert!(!strides.has_stepped_far(at(2)), "{step}");
             strides.faulted(at(3));
+            assert_eq!(strides.has_stepped_far(at(3)), is_far, "{step}");
+            assert!(!strides.has_stepped_far(at(4)), "{step}");
             assert_eq!(strides.is_far_step(at(4)), is_far, "{step}");
             assert!(!strides.is_far_step(PageNumber(at(4).0 + 1)), "{step}");
             assert_eq!(strides.claim(at(3)), Some((at(4), is_far)));
@@ -239,16 +250,18 @@ mod tests {
 
     #[test]
     fn a_window_is_bounded() {
-        let mut strides = Strides::default();
-        let mut most = 0;
-        let mut page = 1000;
-        for _ in 0..20 {
-            strides.faulted(PageNumber(page));
-            let ahead = claimed(&mut strides, page);
-            most = most.max(ahead.len());
-            page = ahead.last().unwrap_or(&page) + 3;
+        for (step_pages, max_window) in [(3, MAX_WINDOW), (17, MAX_FAR_WINDOW)] {
+            let mut strides = Strides::default();
+            let mut most = 0;
+            let mut page = 1000;
+            for _ in 0..20 {
+                strides.faulted(PageNumber(page));
+                let ahead = claimed(&mut strides, page);
+                most = most.max(ahead.len());
+                page = ahead.last().unwrap_or(&page) + step_pages;
+            }
+            assert_eq!(most, max_window as usize);
         }
-        assert_eq!(most, MAX_WINDOW as usize);
     }
 
     #[test]

@@ -194,7 +194,7 @@ impl Handler {
         }
         // A co-located thread takes the handler's CPU when it is woken, so the handler wakes it
         // last.
-        let is_last = self.events.placement.cpu().is_some();
+        let is_last = self.events.placement.cpu().is_some() || self.events.activated.engine.reads_ahead_first(page);
         if !is_last {
             record_time();
             space.wake(waited_for.clone());
