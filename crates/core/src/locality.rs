@@ -5,11 +5,14 @@
 //! not report touches of resident pages, so the module samples: now and then, all faults in one
 //! *sampling window* of [`WINDOW_PAGES`] are served with single pages. These faults show which
 //! pages of the window the program touches within a short time. From the touched pages the module
-//! computes what fetching parts of each order would have cost. The cheapest order is used until the
-//! estimate changes. Estimates are kept by region, because a program uses its heap and its arrays
-//! differently; a region without an estimate uses the estimate of the whole program. Sampling a
-//! fully used window costs 16 faults instead of one, so the sampling rate backs off while windows
-//! agree: at one window in 32, sampling took a seventh of a stream's time.
+//! computes what fetching parts of each order would have cost, and what fetching each page with the
+//! next one would have: many programs use objects of about a page, which lie across two. The
+//! cheapest is used until the estimate changes.
+//!
+//! Estimates are kept by region, because a program uses its heap and its arrays differently; a
+//! region without an estimate uses the estimate of the whole program. Sampling a fully used window
+//! costs 16 faults instead of one, so the sampling rate backs off while windows agree: at one
+//! window in 32, sampling took a seventh of a stream's time.
 //!
 //! A stream of faults may touch only one page of each folio. So the windows of streams are sampled,
 //! too, and nothing is fetched ahead in a window that is being sampled. Where the estimate already
@@ -32,6 +35,8 @@ use std::cmp::Reverse;
 const WINDOW_ORDER: Order = Order::new(4).unwrap();
 const WINDOW_PAGES: u64 = 16;
 const PART_ORDERS: usize = WINDOW_ORDER.index() + 1;
+/// Pages of [`Part::Pair`].
+const PAIR_PAGES: u32 = 2;
 /// Pages of a region with its own cost estimate: 16 MiB.
 const REGION_PAGES: u64 = 4096;
 /// Number of cost estimates; regions beyond that share one.
@@ -61,19 +66,50 @@ const PAGE_COST: u32 = 4;
 /// Weight of the moving average as a shift: each window replaces 1/2^3 of an estimate.
 const FORGET_SHIFT: u32 = 3;
 
+/// What a fault on a page of a swapped-out folio maps in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Part {
+    /// The whole folio.
+    #[default]
+    Whole,
+    /// The naturally aligned part of this order around the page.
+    Aligned(Order),
+    /// The page and the next one.
+    Pair,
+}
+
+impl Part {
+    /// The page alone.
+    pub const PAGE: Part = Part::Aligned(Order::ZERO);
+
+    /// Returns the order of the folio that is mapped in around the page; `None` for the whole
+    /// folio.
+    #[inline]
+    pub fn order(self) -> Option<Order> {
+        match self {
+            Part::Whole => None,
+            Part::Aligned(order) => Some(order),
+            Part::Pair => Some(Order::ZERO),
+        }
+    }
+}
+
 /// The cost estimate of a region, learnt from its sampling windows.
 #[derive(Clone, Copy, Debug, Default)]
 struct CostEstimate {
     /// Moving average of the cost of a window by the order of the parts, in 2^[`FORGET_SHIFT`]ths.
     costs: [u32; PART_ORDERS],
-    /// The cheapest order; `None` for whole folios or if there is no estimate. Every fault reads it
-    /// and few change it.
-    best: Option<Order>,
+    /// Moving average of the cost of a window if each fault fetches a pair.
+    pair_cost: u32,
+    /// The cheapest part; whole folios if there is no estimate. Every fault reads it and few change
+    /// it.
+    best: Part,
     /// Number of windows in a row that confirmed `best`.
     agreed: u8,
 }
 
 impl CostEstimate {
+    /// Returns the cost of a window with these touched pages by the order of the parts.
     fn of(touched: u16) -> impl Iterator<Item = u32> {
         // One bit for each part with touched pages, at its first page.
         let mut parts = touched;
@@ -85,20 +121,26 @@ impl CostEstimate {
         })
     }
 
-    fn learn(&mut self, touched: u16) {
-        for (average, cost) in self.costs.iter_mut().zip(Self::of(touched)) {
+    fn learn(&mut self, seen: Touched) {
+        let (costs, pair_cost) = (Self::of(seen.pages), seen.pair_cost());
+        let averages = self.costs.iter_mut().chain([&mut self.pair_cost]);
+        for (average, cost) in averages.zip(costs.chain([pair_cost])) {
             *average = *average - (*average >> FORGET_SHIFT) + cost;
         }
-        let best = Self::cheapest(self.costs);
-        self.agreed = if Self::cheapest(Self::of(touched)) == best { self.agreed.saturating_add(1) } else { 0 };
+        let best = Self::cheapest(self.costs, self.pair_cost);
+        let confirms = Self::cheapest(Self::of(seen.pages), pair_cost) == best;
+        self.agreed = if confirms { self.agreed.saturating_add(1) } else { 0 };
         self.best = best;
     }
 
-    /// Returns the cheapest order of `costs`, the largest if several are; `None` for the whole
-    /// folio.
-    fn cheapest(costs: impl IntoIterator<Item = u32>) -> Option<Order> {
+    /// Returns the cheapest part, the largest aligned one if several are.
+    fn cheapest(costs: impl IntoIterator<Item = u32>, pair_cost: u32) -> Part {
         let cheapest = Order::all().zip(costs).min_by_key(|&(order, cost)| (cost, Reverse(order)));
-        cheapest.map(|(order, _)| order).filter(|&order| order < WINDOW_ORDER)
+        match cheapest {
+            Some((_, cost)) if pair_cost < cost => Part::Pair,
+            Some((order, _)) if order < WINDOW_ORDER => Part::Aligned(order),
+            _ => Part::Whole,
+        }
     }
 
     fn is_known(&self) -> bool {
@@ -106,16 +148,43 @@ impl CostEstimate {
     }
 }
 
+/// The touched pages of a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Touched {
+    /// One bit for each touched page.
+    pages: u16,
+    /// One bit for each touched page that would have been a fault if pairs had been fetched. It
+    /// depends on the order of the touches, not only on the pages.
+    pair_faults: u16,
+}
+
+impl Touched {
+    const NONE: Touched = Touched { pages: 0, pair_faults: 0 };
+    /// All pages, from the first to the last.
+    const ALL: Touched = Touched { pages: u16::MAX, pair_faults: 0x5555 };
+
+    fn add(&mut self, page: PageNumber) {
+        let touched = 1 << (page.0 % WINDOW_PAGES);
+        let fetched = self.pair_faults | self.pair_faults << 1;
+        self.pages |= touched;
+        self.pair_faults |= touched & !fetched;
+    }
+
+    fn pair_cost(self) -> u32 {
+        self.pair_faults.count_ones() * (FAULT_COST + PAGE_COST * PAIR_PAGES)
+    }
+}
+
 /// A sampling window: its faults are served with single pages, to see which pages are touched.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    /// One bit for each touched page; 0 in an unused entry.
-    touched: u16,
+    /// No page in an unused entry.
+    touched: Touched,
     /// The number of the fault that started the window.
     since: u64,
 }
 
-const NOT_SAMPLED: Sample = Sample { touched: 0, since: 0 };
+const NOT_SAMPLED: Sample = Sample { touched: Touched::NONE, since: 0 };
 
 /// A window number: 31 bits in a 47-bit address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -184,14 +253,13 @@ impl Locality {
         Locality { swap_in, estimates: Mutex::default() }
     }
 
-    /// Returns the order of the part with which to serve a fault on `page`; `None` for the whole
-    /// folio.
+    /// Returns the part with which to serve a fault on `page`.
     #[inline]
-    pub fn part_for_fault(&self, page: PageNumber, expected: Expected) -> Option<Order> {
+    pub fn part_for_fault(&self, page: PageNumber, expected: Expected) -> Part {
         match self.swap_in {
             SwapIn::Adaptive => self.estimates.lock().part_for_fault(page, expected),
-            SwapIn::Whole => None,
-            SwapIn::Page => Some(Order::ZERO),
+            SwapIn::Whole => Part::Whole,
+            SwapIn::Page => Part::PAGE,
         }
     }
 
@@ -213,7 +281,7 @@ impl Locality {
     /// Returns the order of the parts that pay around `page`; `None` where whole folios pay.
     pub fn part_order(&self, page: PageNumber) -> Option<Order> {
         match self.swap_in {
-            SwapIn::Adaptive => self.estimates.lock().estimate(page).best,
+            SwapIn::Adaptive => self.estimates.lock().estimate(page).best.order(),
             SwapIn::Whole => None,
             SwapIn::Page => Some(Order::ZERO),
         }
@@ -232,9 +300,8 @@ impl Estimates {
         self.windows.iter().fold(false, |found, &sampled| found | (sampled == window))
     }
 
-    fn part_for_fault(&mut self, page: PageNumber, expected: Expected) -> Option<Order> {
+    fn part_for_fault(&mut self, page: PageNumber, expected: Expected) -> Part {
         let window = Window::of(page);
-        let touched = 1 << (page.0 % WINDOW_PAGES);
         self.faults += 1;
         // In turn, not by the fault number: that number jumps, and would skip some entries forever.
         self.looked_at = (self.looked_at + 1) % SAMPLED_WINDOWS;
@@ -245,11 +312,11 @@ impl Estimates {
         if self.is_sampled(window)
             && let Some(index) = self.windows.iter().position(|&sampled| sampled == window)
         {
-            self.sampled[index].touched |= touched;
-            if self.sampled[index].touched == u16::MAX {
+            self.sampled[index].touched.add(page);
+            if self.sampled[index].touched.pages == u16::MAX {
                 self.end_sampling(index);
             }
-            return Some(Order::ZERO);
+            return Part::PAGE;
         }
         // A random choice (xorshift): at regular intervals, sampling might always start at the
         // second of two pages.
@@ -261,19 +328,21 @@ impl Estimates {
         if self.random & (self.sample_every(page) - 1) != 0 {
             let estimate = self.estimate(page);
             return match (expected, estimate.best) {
-                (Expected::Stream, Some(_)) => {
-                    estimate.learn(u16::MAX);
-                    None
+                (Expected::Stream, Part::Aligned(_) | Part::Pair) => {
+                    estimate.learn(Touched::ALL);
+                    Part::Whole
                 }
-                (Expected::Step, _) => Some(Order::ZERO),
+                (Expected::Step, _) => Part::PAGE,
                 (_, best) => best,
             };
         }
         self.end_sampling(self.oldest);
         self.windows[self.oldest] = window;
-        self.sampled[self.oldest] = Sample { touched, since: self.faults };
+        let sample = &mut self.sampled[self.oldest];
+        *sample = Sample { since: self.faults, ..NOT_SAMPLED };
+        sample.touched.add(page);
         self.oldest = (self.oldest + 1) % SAMPLED_WINDOWS;
-        Some(Order::ZERO)
+        Part::PAGE
     }
 
     /// Returns the sampling interval in faults. A disagreement anywhere shortens it everywhere.
@@ -291,7 +360,7 @@ impl Estimates {
     fn end_sampling(&mut self, index: usize) {
         let seen = std::mem::replace(&mut self.sampled[index], NOT_SAMPLED);
         let window = std::mem::replace(&mut self.windows[index], Window::NONE);
-        if seen.touched != 0 {
+        if seen.touched != Touched::NONE {
             self.regions[region(window.first_page())].learn(seen.touched);
             self.all.learn(seen.touched);
         }
@@ -310,20 +379,25 @@ mod tests {
     const PAGES: u64 = REGION_PAGES * 32;
 
     /// Serves accesses to objects of `pages` pages at random places, with the faults that a program
-    /// would cause. Returns by what order the last 1000 faults were served (whole folios last).
-    fn served(locality: &Locality, pages: u64, objects: usize) -> [usize; PART_ORDERS] {
-        let mut orders = Vec::new();
+    /// would cause. Returns by what order the last 1000 faults were served (whole folios last), and
+    /// after these how many by pairs.
+    fn served(locality: &Locality, pages: u64, objects: usize) -> [usize; PART_ORDERS + 1] {
+        let mut parts = Vec::new();
         for object in random().take(objects) {
             let end = object + pages;
             let mut page = object;
             while page < end {
-                let order = locality.part_for_fault(PageNumber(page), Expected::Nothing).unwrap_or(WINDOW_ORDER);
-                orders.push(order.index());
-                page = PageNumber(page).head(order).offset(order.pages()).0;
+                let part = locality.part_for_fault(PageNumber(page), Expected::Nothing);
+                let order = part.order().unwrap_or(WINDOW_ORDER);
+                parts.push(if part == Part::Pair { PART_ORDERS } else { order.index() });
+                page = match part {
+                    Part::Pair => page + u64::from(PAIR_PAGES),
+                    _ => PageNumber(page).head(order).offset(order.pages()).0,
+                };
             }
         }
-        let mut counts = [0; PART_ORDERS];
-        orders[orders.len() - 1000..].iter().for_each(|&order| counts[order] += 1);
+        let mut counts = [0; PART_ORDERS + 1];
+        parts[parts.len() - 1000..].iter().for_each(|&part| counts[part] += 1);
         counts
     }
 
@@ -336,12 +410,12 @@ mod tests {
         let locality = Locality::new(SwapIn::Adaptive);
         assert_eq!(
             locality.part_for_fault(PageNumber(0), Expected::Nothing),
-            None,
+            Part::Whole,
             "folios are fetched whole until there is an estimate"
         );
         assert!(served(&locality, 1, 60_000)[0] > 950, "single pages");
         let counts = served(&locality, 2, 60_000);
-        assert!(counts[1] + counts[2] > 700, "two pages, wherever they lie: {counts:?}");
+        assert!(counts[PART_ORDERS] > 900, "two pages, wherever they lie: {counts:?}");
         let counts = served(&locality, 32, 60_000);
         assert!(counts[3] + counts[4] > 600, "whole windows: {counts:?}");
         assert!(served(&locality, 1, 60_000)[0] > 950, "single pages again");
@@ -363,7 +437,7 @@ mod tests {
     fn a_stream_that_touches_a_page_of_each_folio_gets_pages() {
         let locality = Locality::new(SwapIn::Adaptive);
         let orders = (0..2000u64).map(|step| locality.part_for_fault(PageNumber(step * 17), Expected::Stream));
-        let whole = orders.skip(1000).filter(Option::is_none).count();
+        let whole = orders.skip(1000).filter(|&part| part == Part::Whole).count();
         // Faults taken for a stream of parts fetch whole folios again, but only until there is an
         // estimate.
         assert_eq!(locality.part_order(PageNumber(3)), Some(Order::ZERO));
@@ -377,12 +451,12 @@ mod tests {
         let sampled = |windows: std::ops::Range<u64>| {
             let is_sampled = |&window: &u64| {
                 let page = PageNumber(window * WINDOW_PAGES);
-                let is_sampled = locality.part_for_fault(page, Expected::Stream).is_some();
+                let is_sampled = locality.part_for_fault(page, Expected::Stream) != Part::Whole;
                 if is_sampled {
                     let rest = 1..WINDOW_PAGES as u32;
                     assert!(
                         rest.map(|n| locality.part_for_fault(page.offset(n), Expected::Stream))
-                            .all(|part| part.is_some())
+                            .all(|part| part != Part::Whole)
                     );
                 }
                 is_sampled
@@ -402,7 +476,7 @@ mod tests {
         let sampled = |page: u64| locality.sampled_until(PageNumber(page));
         let begins = |&window: &u64| {
             assert_eq!(sampled(window * WINDOW_PAGES), None);
-            locality.part_for_fault(PageNumber(window * WINDOW_PAGES + 3), Expected::Stream).is_some()
+            locality.part_for_fault(PageNumber(window * WINDOW_PAGES + 3), Expected::Stream) != Part::Whole
         };
         let window = (0..1000).find(begins).expect("one fault in eight starts a sampling window");
         let end = (window + 1) * WINDOW_PAGES;
@@ -442,6 +516,21 @@ mod tests {
     }
 
     #[test]
+    fn a_pair_needs_its_first_page_first() {
+        let faults = |pages: &[u64]| {
+            let mut touched = Touched::NONE;
+            pages.iter().for_each(|&page| touched.add(PageNumber(32 + page)));
+            assert_eq!(touched.pages.count_ones() as usize, pages.len());
+            touched.pair_cost() / (FAULT_COST + PAGE_COST * PAIR_PAGES)
+        };
+        assert_eq!([faults(&[3, 4]), faults(&[4, 3]), faults(&[15])], [1, 2, 1]);
+        assert_eq!([faults(&[0, 1, 2]), faults(&[5, 9, 6]), faults(&[7, 9, 8])], [2, 2, 2]);
+        let mut all = Touched::NONE;
+        (0..WINDOW_PAGES).for_each(|page| all.add(PageNumber(page)));
+        assert_eq!(all, Touched::ALL);
+    }
+
+    #[test]
     fn touched_parts_match_a_naive_count() {
         for touched in 0..=u16::MAX {
             let pages =
@@ -454,7 +543,7 @@ mod tests {
 
     #[test]
     fn a_fixed_mode_needs_no_estimate() {
-        for (swap_in, part) in [(SwapIn::Whole, None), (SwapIn::Page, Some(Order::ZERO))] {
+        for (swap_in, part) in [(SwapIn::Whole, Part::Whole), (SwapIn::Page, Part::PAGE)] {
             let locality = Locality::new(swap_in);
             for page in random().take(1000) {
                 assert_eq!(
@@ -464,7 +553,7 @@ mod tests {
                     ),
                     part
                 );
-                assert_eq!(locality.part_order(PageNumber(page)), part);
+                assert_eq!(locality.part_order(PageNumber(page)), part.order());
             }
         }
     }

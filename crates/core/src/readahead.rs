@@ -6,7 +6,8 @@
 //! as the kernel's readahead of files does. Several threads may fetch for one stream, each one
 //! chunk at a time.
 //!
-//! Two small folios in a row are no stream: one object that spans both causes the same two faults.
+//! Two small folios in a row are no stream: one object that spans both causes the same two faults,
+//! and [`crate::locality`] knows how often.
 //! (When two small folios counted as a stream, redis under random reads of 4 KiB values fetched as
 //! many pages ahead as it read.)
 //!

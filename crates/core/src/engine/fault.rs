@@ -4,6 +4,7 @@ use super::reclaim::Attempt;
 use super::swap_in::Start;
 use super::{Engine, NoRoom};
 use crate::homes::{RESERVE_FRAMES, Urgency};
+use crate::locality::Part;
 use crate::page_table::{Block, PageState};
 use crate::ports::{AddressSpace, Budget, Ports};
 use crate::readahead::LikelyUse;
@@ -253,9 +254,8 @@ impl<P: Ports> Engine<P> {
                 }
                 // If only parts of the folio are touched, the rest stays staged and is swapped out.
                 let expected = self.readahead.expected(page);
-                let part =
-                    if self.returns_alone() { Some(Order::ZERO) } else { self.locality.part_for_fault(page, expected) };
-                let order = part.map_or(order, |part| part.min(order));
+                let part = if self.returns_alone() { Part::PAGE } else { self.locality.part_for_fault(page, expected) };
+                let order = part.order().map_or(order, |part| part.min(order));
                 let head = page.head(order);
                 self.split_borders(&mut entries, head.folio(order));
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
@@ -280,6 +280,15 @@ impl<P: Ports> Engine<P> {
                     drop(entries);
                     drop(steady);
                     step(self.swap_in(worker, block, &[fetch], run), FaultKind::SwapIn, fetch.pages())
+                }
+                Ok(Start::Pair(fetches, run)) => {
+                    let pages = fetches[0].head..fetches[1].pages().end;
+                    self.readahead.faulted(page, pages.clone(), LikelyUse::Part);
+                    drop(entries);
+                    drop(steady);
+                    let served = self.swap_in(worker, block, &fetches, run);
+                    self.came_ahead(1, fetches[1].pages());
+                    step(served, FaultKind::SwapIn, pages)
                 }
                 Ok(Start::ArenaFull) => {
                     drop(entries);

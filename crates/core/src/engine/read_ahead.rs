@@ -182,7 +182,7 @@ impl<P: Ports> Engine<P> {
     }
 
     /// Counts `folios` folios with these pages as fetched without a fault.
-    fn came_ahead(&self, folios: usize, pages: Range<PageNumber>) {
+    pub(super) fn came_ahead(&self, folios: usize, pages: Range<PageNumber>) {
         self.locality.fetched_ahead(folios);
         self.counters().vm.swap_ra.add(pages.end.0 - pages.start.0);
     }

@@ -7,7 +7,7 @@ use super::explode::ExplodedPiece;
 use super::fault::{Changing, Step, Tries};
 use super::map_in::each_staged;
 use crate::homes::{NoRun, Urgency};
-use crate::locality::SwapIn;
+use crate::locality::{Part, SwapIn};
 use crate::page_table::{Block, Entries, PageState};
 use crate::ports::{AddressSpace, Arena, Corrupted, MoveError, Ports, Steady};
 use crate::queue::FolioName;
@@ -22,6 +22,8 @@ use std::ops::Range;
 pub(super) enum Start {
     /// A folio is being fetched into the frames of the run.
     Folio(Fetch, UniqueRun),
+    /// The page and the next one are being fetched into the two frames of the run.
+    Pair([Fetch; 2], UniqueRun),
     /// All pages left of a piece are being fetched.
     ExplodedPiece(Box<ExplodedPiece>),
     /// There is no frame to fetch into.
@@ -84,13 +86,18 @@ impl<P: Ports> Engine<P> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let expected = self.readahead.expected(page);
         let part = self.locality.part_for_fault(page, expected);
-        let orders = self.orders_of_return(page, whole).up_to(part.unwrap_or(whole));
+        let orders = self.orders_of_return(page, whole).up_to(part.order().unwrap_or(whole));
         if expected != Expected::Stream
             && let Some(piece) = self.start_explode(entries, page, orders.highest(), expected == Expected::Step)
         {
             let FolioName { head, order } = piece.touched();
             self.note_refault(entries, head, order);
             return Ok(Start::ExplodedPiece(Box::new(piece)));
+        }
+        if part == Part::Pair
+            && let Some((fetches, run)) = self.start_pair(entries, page)
+        {
+            return Ok(Start::Pair(fetches, run));
         }
         let mut orders = orders.descending().filter(|&order| tries.may_take(order));
         let run = loop {
@@ -116,8 +123,30 @@ impl<P: Ports> Engine<P> {
             self.split_borders(entries, head.folio(order));
         }
         self.note_refault(entries, head, order);
-        let likely_use = if part.is_none() { LikelyUse::WholeFolio } else { LikelyUse::Part };
+        let likely_use = if part == Part::Whole { LikelyUse::WholeFolio } else { LikelyUse::Part };
         Ok(Start::Folio(mark_fetching(entries, head, *run, likely_use), run))
+    }
+
+    /// Marks the swapped-out `page` and the next one as being fetched. Returns `None` if the next
+    /// one is not swapped out, or is part of a larger piece, or if there is no room for both
+    /// without reclaim: the page alone may do. Both are fetched into one run, so that one move maps
+    /// them in.
+    fn start_pair(&self, entries: &mut Entries, page: PageNumber) -> Option<([Fetch; 2], UniqueRun)> {
+        let next = page.offset(1);
+        if next >= entries.end() || self.returns_alone() || self.locality.sampled_until(next).is_some() {
+            return None;
+        }
+        let PageState::Swapped { slot, fetching: false, .. } = entries.get(next) else { return None };
+        if self.store.granule_of_bytes(self.slot_map.get(slot)).is_some_and(|granule| granule > Order::ZERO) {
+            return None;
+        }
+        let (run, _) = self.homes.alloc_full(&self.ports, Order::new(1)?, Urgency::Normal).ok()?;
+        for page in [page, next] {
+            self.split_borders(entries, page.folio(Order::ZERO));
+        }
+        self.note_refault(entries, page, Order::ZERO);
+        let mut mark = |page, frame| mark_fetching(entries, page, run.part(frame, Order::ZERO), LikelyUse::Part);
+        Some(([mark(page, 0), mark(next, 1)], run))
     }
 
     /// Records a refault of the folio at `head`, which is swapped out. After a short refault
