@@ -154,8 +154,15 @@ impl Tracer {
         }
     }
 
-    /// Records a served fault.
-    pub fn served(&self, budget: &Budget, engine: &Engine<LinuxPorts>, page: PageNumber, kind: FaultKind) {
+    /// Records a served fault on `page`, which may have mapped in all of `pages`.
+    pub fn served(
+        &self,
+        budget: &Budget,
+        engine: &Engine<LinuxPorts>,
+        page: PageNumber,
+        pages: &Range<PageNumber>,
+        kind: FaultKind,
+    ) {
         if !self.is_on {
             return;
         }
@@ -170,6 +177,8 @@ impl Tracer {
         }
         if matches!(kind, FaultKind::Staged | FaultKind::SwapIn) && order > Order::ZERO {
             self.record(budget, || Event::Along(folio));
+        } else if kind == FaultKind::SwapIn && *pages == (page..page.offset(2)) && engine.is_resident(page.offset(1)) {
+            self.record(budget, || Event::Along(pages.clone()));
         }
     }
 

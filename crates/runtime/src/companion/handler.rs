@@ -188,7 +188,8 @@ impl Handler {
         let counters = self.events.context.budget.counters();
         let record_time = || counters.faults(kind).record(now_ns() - started_ns);
         counters.vm.pgfault.inc();
-        self.events.context.tracer.served(&self.events.context.budget, &self.events.activated.engine, page, kind);
+        let engine = &self.events.activated.engine;
+        self.events.context.tracer.served(&self.events.context.budget, engine, page, &waited_for, kind);
         if kind == FaultKind::SwapIn {
             counters.vm.pgmajfault.inc();
         }
