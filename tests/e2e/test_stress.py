@@ -59,3 +59,11 @@ def test_random_access(built):
     for got in runs:
         assert got.ok().out == b"right\n", got.out
         assert_swapped(got)
+
+
+def test_the_next_page_comes_with_a_touched_one(built):
+    """Cells of 5 KiB lie across two pages, half of them across no folio of 8K."""
+    got = foliomem([built("random.c"), 96, 3, 1], "48M", timeout=60).ok()
+    assert got.out == b"right\n", got.out
+    vm = got.stats["vmstat"]
+    assert vm["swap_ra"] > vm["pgmajfault"] / 4, vm
