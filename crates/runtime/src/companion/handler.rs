@@ -193,18 +193,19 @@ impl Handler {
         if kind == FaultKind::SwapIn {
             counters.vm.pgmajfault.inc();
         }
+        let reads_ahead = reads_ahead_after(kind);
         // A co-located thread takes the handler's CPU when it is woken, so the handler wakes it
-        // last.
-        let is_last = self.events.placement.cpu().is_some() || self.events.activated.engine.reads_ahead_first(page);
+        // last. So it does where the thread would overtake what is read ahead for it.
+        let is_last = self.events.placement.cpu().is_some() || reads_ahead && engine.reads_ahead_first(page);
         if !is_last {
             record_time();
             space.wake(waited_for.clone());
         }
-        let room = self.events.activated.engine.room();
-        if self.events.activated.engine.should_reclaim(&room) {
+        let room = engine.room();
+        if engine.should_reclaim(&room) {
             self.runtime.reclaim.wake();
         }
-        if reads_ahead_after(kind) {
+        if reads_ahead {
             let fetched = self.read_ahead(page);
             if fetched.is_some() || kind != FaultKind::Spurious {
                 // Reclaimers that compress to make room for readahead would need the other CPU.
