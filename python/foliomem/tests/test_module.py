@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from foliomem import FoliomemError, Level
 from foliomem._command import options, outside_environment
 from foliomem._control import Gauge
 from foliomem._jupyter import kernel_folder
-from foliomem.kernel import is_in_cell
+from foliomem.kernel import Guard, Interrupt, is_in_cell
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -49,6 +51,66 @@ def test_a_run_whose_data_compresses_into_its_limit_gets_time_for_that() -> None
     looks = ((110.0, 200.0, 0.0), (110.0, 200.0, 4.9), (110.0, 200.0, 5.0))
     assert levels(*looks, ratio=2) == [Level.COMPRESSING, Level.COMPRESSING, Level.OVER]
     assert levels((130, 200, 0), (130, 200, 1.4), (130, 200, 1.5), ratio=2)[1:] == [Level.COMPRESSING, Level.OVER]
+
+
+class Kernel:
+    """A guard at a time that the test sets, and how often it has interrupted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.guard, self.now, self.interrupts = Guard(None), 0.0, 0
+        monkeypatch.setattr("time.monotonic_ns", lambda: int(self.now * SECOND))
+        monkeypatch.setattr(self.guard, "interrupt", self.count)
+
+    def count(self, number: int, limit_bytes: int) -> None:
+        self.interrupts += 1
+
+    def cell(self, *taken_mib: float) -> int:
+        """A cell in a limit of 100 MiB: what the run takes every half second, from its begin. Returns the interrupts."""
+        before = self.interrupts
+        self.guard.begin()
+        for taken in taken_mib:
+            self.guard.look(figures(taken, 300, self.now, 1.5))
+            self.now += 0.5
+        return self.interrupts - before
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    handler = signal.getsignal(signal.SIGINT)
+    yield Kernel(monkeypatch)
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_a_cell_that_does_not_fit_is_interrupted_and_again_as_it_grows(kernel: Kernel) -> None:
+    assert kernel.cell(90, 99) == 0
+    assert kernel.cell(99, 120, 130, 140, 142, 150) == 2
+    assert kernel.cell(150, 152, 152, 155) == 1
+
+
+def test_a_cell_that_takes_nothing_is_not_interrupted_for_an_earlier_one(kernel: Kernel) -> None:
+    # The earlier one ends before it would be interrupted; then one that was.
+    assert kernel.cell(90, 130) == 0
+    assert kernel.cell(131, 131, 131, 133) == 0
+    assert kernel.cell(133, 140) == 1
+    assert kernel.cell(149, 149, 149) == 0
+
+
+def test_an_interrupt_that_comes_too_late_is_not_for_the_next_cell(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    monkeypatch.setattr("foliomem.kernel.is_in_cell", lambda frame: True)
+    guard = kernel.guard
+    guard.begin()
+    guard.pending = Interrupt(guard.message_number, "too much")
+    with pytest.raises(KeyboardInterrupt):
+        guard.handle_interrupt(signal.SIGINT, None)
+    late = Interrupt(guard.message_number, "too much")
+    guard.pending = late
+    guard.begin()
+    # As if it had been decided before, and sent now.
+    guard.pending = late
+    guard.handle_interrupt(signal.SIGINT, None)
+    # One of Jupyter's.
+    with pytest.raises(KeyboardInterrupt):
+        guard.handle_interrupt(signal.SIGINT, None)
 
 
 def test_settings_are_options() -> None:
