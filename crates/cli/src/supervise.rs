@@ -294,6 +294,10 @@ impl Run {
         self.stall_watch.end(self.control);
         self.control.end_run();
         self.wait_for_companions();
+        // Its companion does this, too, but before Linux 6.15 it may not learn of the dump.
+        if self.child.has_dumped_core() && self.control.sum().vm.pswpout.get() > 0 {
+            self.control.announce_core_dump(self.child.pid());
+        }
         self.look()?;
         self.publisher.take().into_iter().for_each(Publisher::finish);
         let report = Report::of(self.control);
@@ -302,12 +306,6 @@ impl Run {
         }
         if let Some(cause) = self.end(code).explain() {
             eprintln!("{cause}");
-        }
-        if self.child.has_dumped_core() && self.control.sum().vm.pswpout.get() > 0 {
-            eprintln!(
-                "foliomem: the program's core dump has zeros in the place of swapped-out memory: for a whole one, run \
-                 it with a limit that it fits in"
-            );
         }
         if !settings.quiet() {
             eprintln!("{}", report.summary());

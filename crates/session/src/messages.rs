@@ -8,6 +8,7 @@
 use crate::message_line::with_line;
 use crate::segment::Control;
 use foliomem_sys::shared_words;
+use rustix::process::Pid;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -159,6 +160,18 @@ impl Control {
         } else if before & excess as u32 == 0 {
             self.notice(format_args!(
                 "{cause}: going over the limit rather than lose any; {remedy} (--hard stops instead)"
+            ));
+        }
+    }
+
+    /// Says that the core dump of `process` lacks what is swapped out. The kernel cannot ask for it
+    /// while it writes the dump. Only the first dump of a run is announced.
+    pub fn announce_core_dump(&self, process: Pid) {
+        if self.header.core_dump_announced.swap(1, Ordering::Relaxed) == 0 {
+            self.notice(format_args!(
+                "the core dump of process {} has zeros in the place of swapped-out memory: for a whole one, run it with \
+                 a limit that it fits in",
+                process.as_raw_nonzero()
             ));
         }
     }

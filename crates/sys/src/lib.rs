@@ -33,6 +33,7 @@ pub mod companion_process;
 pub mod cpus;
 pub mod descriptor_passing;
 pub mod errno_text;
+pub mod exit_status;
 pub mod fault_costs;
 pub mod file_mapping;
 pub mod fork_cell;

@@ -76,14 +76,14 @@ pub(crate) fn check_users(runtime: &'static Runtime, user: &mut User) {
     if !user.remains(statm) {
         match find_other(runtime, user) {
             Some(other) => *user = other,
-            None => end(runtime),
+            None => end(runtime, user),
         }
         // The kernel has cleared the exit word. Watching it any longer would notify nothing.
         runtime.companion.forget_exit_word();
     }
     if runtime.context.budget.control().must_end() {
         stop_program(runtime);
-        end(runtime);
+        end(runtime, user);
     }
     if runtime.activation.activated.get().is_some() && runtime.companion.guard().is_none() {
         // The guard was killed. If a new one cannot start now, the next call tries again.
@@ -140,10 +140,19 @@ fn forbid_memory(runtime: &'static Runtime) -> bool {
     })
 }
 
-/// Ends the companion and its guard, when no other process uses the memory.
-fn end(runtime: &'static Runtime) -> ! {
+/// Ends the companion and its guard, when no other process uses the memory. `last` has used it
+/// last.
+fn end(runtime: &'static Runtime, last: &User) -> ! {
     release_swap_file(runtime);
+    let budget = &runtime.context.budget;
+    let has_swapped_out = budget.has_own_slot() && budget.own_slot().swapped_out_bytes() > 0;
     give_memory_back(runtime, &[]);
+    if let Some(files) = &*runtime.context.files
+        && has_swapped_out
+        && last.has_dumped_core(&files.proc)
+    {
+        budget.control().announce_core_dump(runtime.companion.program());
+    }
     leave(runtime, ProcessSlot::mark_ended);
 }
 

@@ -18,6 +18,7 @@
 //! it held locks, the heap's among them. So no function here takes a lock or allocates.
 
 use foliomem_sys::clock::now_ns;
+use foliomem_sys::exit_status::ExitStatus;
 use foliomem_sys::identity;
 use foliomem_sys::pagemap::mapped_pages;
 use foliomem_sys::region;
@@ -111,6 +112,18 @@ impl User {
     fn has_ended(&self, time: &Timespec) -> bool {
         let Some(pidfd) = &self.pidfd else { return test_kill_process(self.pid) == Err(Errno::SRCH) };
         poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(time)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Returns whether the process has ended and the kernel has written a core dump of it. Returns
+    /// false if the system does not tell: the process is reaped, and Linux is older than 6.15.
+    pub fn has_dumped_core(&self, proc: &OwnedFd) -> bool {
+        let zombie = || ExitStatus::of_zombie(open_in(proc, format_args!("{}/stat", self.number))?);
+        // In this order, because the parent may reap the process in between.
+        let status = || zombie().or_else(|| ExitStatus::of_reaped(self.pidfd.as_ref()?));
+        // A process loses its memory a moment before it has ended.
+        let has_memory = || self.statm.as_ref().and_then(mapped_pages).is_some_and(|pages| pages > 0);
+        let has_ended = !self.lives() || !has_memory() && self.has_ended(&MAX_KILL_WAIT);
+        has_ended && status().is_some_and(ExitStatus::has_dumped_core)
     }
 
     /// Kills the process, and waits for its end.
