@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernel::read;
 use crate::redis::Client;
-use crate::running::{Running, WorkDir};
+use crate::running::Running;
+use crate::scratch::Scratch;
 use crate::{Error, MIB, corpus, median, python};
 
 /// The limits, in per cent of the need.
@@ -170,15 +171,15 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, 
     let foliomem = options.foliomem.canonicalize().map_err(Error::at(&options.foliomem))?;
     let values = if options.programs.contains(&Program::Redis) { corpus::build(KEYS * VALUE) } else { Vec::new() };
     for &program in &options.programs {
-        let dir = WorkDir::new("advise")?;
-        let (exe, arguments, check) = program.prepare(&dir.0)?;
+        let dir = Scratch::new("advise")?;
+        let (exe, arguments, check) = program.prepare(dir.path())?;
         let works = Command::new(&exe).args(check).output().is_ok_and(|output| output.status.success());
         if !works {
             let (exe, check) = (exe.display(), check.join(" "));
             report.skipped.push(format!("{program:?}: `{exe} {check}` does not work here"));
             continue;
         }
-        let bench = Bench { program, dir: &dir.0, foliomem: &foliomem, exe, arguments, values: &values };
+        let bench = Bench { program, dir: dir.path(), foliomem: &foliomem, exe, arguments, values: &values };
         for row in bench.rows(options.runs.max(1))? {
             progress(&row);
             report.rows.push(row);
@@ -328,10 +329,10 @@ mod tests {
 
     #[test]
     fn every_program_has_its_input() {
-        let dir = WorkDir::new("advise-inputs").unwrap();
+        let dir = Scratch::new("advise-inputs").unwrap();
         for program in Program::ALL {
-            let (_, arguments, _) = program.prepare(&dir.0).unwrap();
-            let files = std::fs::read_dir(&dir.0).unwrap().flatten().map(|file| file.file_name());
+            let (_, arguments, _) = program.prepare(dir.path()).unwrap();
+            let files = std::fs::read_dir(dir.path()).unwrap().flatten().map(|file| file.file_name());
             let files: Vec<_> = files.filter_map(|name| name.into_string().ok()).collect();
             assert!(
                 program == Program::Redis || arguments.iter().any(|argument| files.contains(argument)),

@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::scratch::Scratch;
 
 /// Bytes of one kind of data before the next.
 pub const BLOCK: usize = 64 << 10;
@@ -211,7 +212,10 @@ fn json(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
 
 /// A corpus as a file for a child. Dropping it removes the file.
 #[derive(Debug)]
-pub struct CorpusFile(PathBuf);
+pub struct CorpusFile {
+    path: PathBuf,
+    _scratch: Scratch,
+}
 
 impl CorpusFile {
     /// Writes the file.
@@ -219,22 +223,16 @@ impl CorpusFile {
     /// # Errors
     /// Fails if the temporary directory is not writable.
     pub fn new(corpus: &[u8]) -> Result<Self, Error> {
-        let file = Self(std::env::temp_dir().join(format!("foliomem-corpus-{}", std::process::id())));
-        std::fs::write(&file.0, corpus).map_err(Error::at(&file.0))?;
-        Ok(file)
+        let scratch = Scratch::new("corpus")?;
+        let path = scratch.path().join("corpus");
+        std::fs::write(&path, corpus).map_err(Error::at(&path))?;
+        Ok(Self { path, _scratch: scratch })
     }
 
     /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for CorpusFile {
-    fn drop(&mut self) {
-        // If this fails, the file stays in the temporary directory.
-        let _ = std::fs::remove_file(&self.0);
+        &self.path
     }
 }
 

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::{self, Group, read, run as run_command};
-use crate::running::{Running, WorkDir};
+use crate::running::Running;
+use crate::scratch::Scratch;
 use crate::tree::Sampler;
 use crate::{Error, MIB, median};
 
@@ -273,8 +274,8 @@ pub(crate) fn compare<P: Copy + Debug>(
     progress: &mut dyn FnMut(&Row<P>),
     report: &mut Report<P>,
 ) -> Result<(), Error> {
-    let dir = WorkDir::new("programs")?;
-    match Bench::prepare(subject, &dir.0)? {
+    let dir = Scratch::new("programs")?;
+    match Bench::prepare(subject, dir.path())? {
         Ok(bench) => bench.settings(options, progress, report),
         Err(why) => {
             report.skipped.push(why);

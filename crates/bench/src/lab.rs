@@ -6,6 +6,7 @@
 //! in memory and swapped out: most of it is the engine's.
 
 use crate::rounds::{Rounds, serve};
+use crate::scratch::Scratch;
 use crate::{Error, cpu_time, median};
 use foliomem_lab::random::Random;
 use foliomem_lab::scenario::Scenario;
@@ -80,7 +81,7 @@ pub fn run(runs: usize, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Erro
     let trace = TraceFile::new()?;
     let mut rows = Vec::new();
     for name in CASES.iter().map(|case| case.scenario).chain([REPLAY]) {
-        let mut child = Rounds::start(Command::new(&own).args([CHILD_ARG, name]).arg(&trace.0))?;
+        let mut child = Rounds::start(Command::new(&own).args([CHILD_ARG, name]).arg(&trace.path))?;
         let rounds = (0..runs.max(1)).map(|_| child.next()).collect::<Result<Vec<Round>, _>>()?;
         let over = |figure: fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
         let (page_events, seconds) = (rounds[0].page_events, over(|round| round.seconds));
@@ -164,20 +165,17 @@ impl Memory {
 
 /// The trace of a program that fills memory and touches its pages at random. Dropping it removes
 /// the file.
-struct TraceFile(PathBuf);
+struct TraceFile {
+    path: PathBuf,
+    _scratch: Scratch,
+}
 
 impl TraceFile {
     fn new() -> Result<TraceFile, Error> {
-        let trace = TraceFile(std::env::temp_dir().join(format!("foliomem-lab-{}.mft", std::process::id())));
-        write_trace(&trace.0).map_err(Error::at(&trace.0))?;
-        Ok(trace)
-    }
-}
-
-impl Drop for TraceFile {
-    fn drop(&mut self) {
-        // If this fails, the file stays in the temporary directory.
-        let _ = std::fs::remove_file(&self.0);
+        let scratch = Scratch::new("lab")?;
+        let path = scratch.path().join("touches.mft");
+        write_trace(&path).map_err(Error::at(&path))?;
+        Ok(TraceFile { path, _scratch: scratch })
     }
 }
 
@@ -206,11 +204,11 @@ mod tests {
     fn every_case_parses_and_the_trace_replays() {
         let trace = TraceFile::new().unwrap();
         for case in CASES {
-            scenario(case.scenario, &trace.0).unwrap();
+            scenario(case.scenario, &trace.path).unwrap();
         }
-        let replayed = round(&scenario(REPLAY, &trace.0).unwrap(), Memory::now().unwrap()).unwrap();
+        let replayed = round(&scenario(REPLAY, &trace.path).unwrap(), Memory::now().unwrap()).unwrap();
         assert!(replayed.page_events > u64::from(REPLAY_TOUCHES) / 4, "{replayed:?}");
-        let path = trace.0.clone();
+        let path = trace.path.clone();
         drop(trace);
         assert!(!path.exists());
     }

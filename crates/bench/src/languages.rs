@@ -211,7 +211,7 @@ fn subject(language: Language, percent: u64, scale: u64) -> Subject<'static, Lan
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::running::WorkDir;
+    use crate::scratch::Scratch;
     use std::process::Command;
 
     #[test]
@@ -229,11 +229,11 @@ mod tests {
 
     /// Returns what the program of a language prints, or `None` where the language is missing.
     fn total(language: Language, records: u64, rounds: u64) -> Option<String> {
-        let dir = WorkDir::new(&format!("language-{language:?}")).unwrap();
+        let dir = Scratch::new(&format!("language-{language:?}")).unwrap();
         let (name, text) = language.source();
-        std::fs::write(dir.0.join(name), text).unwrap();
+        std::fs::write(dir.path().join(name), text).unwrap();
         let run = |words: &Words, numbers: &[String]| {
-            let output = Command::new(&words.0).args(&words.1).args(numbers).current_dir(&dir.0).output().ok()?;
+            let output = Command::new(&words.0).args(&words.1).args(numbers).current_dir(dir.path()).output().ok()?;
             output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
         };
         language.preparations().iter().try_for_each(|words| run(words, &[]).map(drop))?;

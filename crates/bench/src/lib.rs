@@ -42,6 +42,7 @@ mod raw_codec;
 mod redis;
 mod rounds;
 mod running;
+mod scratch;
 pub mod slots;
 pub mod start;
 pub mod swap;

@@ -24,7 +24,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::{Group, GroupMaker, Root, run as run_command};
-use crate::running::{Running, WorkDir};
+use crate::running::Running;
+use crate::scratch::Scratch;
 use crate::{Error, MIB, python};
 
 /// Source of the programs in C.
@@ -211,10 +212,10 @@ pub struct Report {
 /// # Errors
 /// Fails if a step fails, if a program reads wrong content, or if it does not end.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, Error> {
-    let work = WorkDir::new("limit")?;
-    let source = work.0.join("growers.c");
+    let work = Scratch::new("limit")?;
+    let source = work.path().join("growers.c");
     std::fs::write(&source, GROWERS).map_err(Error::at(&source))?;
-    run_command(Command::new("cc").args(["-O2", "-pthread", "-o"]).arg(work.0.join("growers")).arg(&source))?;
+    run_command(Command::new("cc").args(["-O2", "-pthread", "-o"]).arg(work.path().join("growers")).arg(&source))?;
     let mut groups = GroupMaker::new(&Root::default())?;
     let mut report = Report::default();
     for &program in &options.programs {
@@ -233,7 +234,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, 
                 return Ok(report);
             };
             let others = if (number / sizes.len()).is_multiple_of(2) { Others::Idle } else { Others::Busy };
-            row.add(&once(options, program, &work.0, &group, mib * MIB, others)?);
+            row.add(&once(options, program, work.path(), &group, mib * MIB, others)?);
             group.remove();
         }
         progress(&row);

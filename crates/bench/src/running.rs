@@ -1,7 +1,7 @@
 //! Programs that a measurement starts: they run in a directory of their own, and end with it.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -67,36 +67,18 @@ impl Drop for Running {
     }
 }
 
-/// A directory for one program's files. Dropping it removes them.
-#[derive(Debug)]
-pub(crate) struct WorkDir(pub(crate) PathBuf);
-
-impl WorkDir {
-    /// Creates it under the temporary directory, for the measurement `name`.
-    pub(crate) fn new(name: &str) -> Result<Self, Error> {
-        let dir = std::env::temp_dir().join(format!("foliomem-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).map_err(Error::at(&dir))?;
-        Ok(Self(dir))
-    }
-}
-
-impl Drop for WorkDir {
-    fn drop(&mut self) {
-        // If this fails, the directory stays in the temporary directory.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Scratch;
+    use std::path::PathBuf;
 
     #[test]
     fn a_dropped_program_is_ended() {
-        let dir = WorkDir::new("running").unwrap();
+        let dir = Scratch::new("running").unwrap();
         let mut command = Command::new("sleep");
         command.arg("600");
-        let mut running = Running::start(command, &dir.0).unwrap();
+        let mut running = Running::start(command, dir.path()).unwrap();
         assert!(!running.wait(Duration::from_millis(20)).unwrap());
         let proc = PathBuf::from(format!("/proc/{}", running.child.id()));
         drop(running);
