@@ -76,6 +76,28 @@ def test_kill_9_of_the_program():
     assert PLAIN or got.stats, "no stats of a killed program"
 
 
+@foliomem_only
+def test_what_a_killed_foliomem_leaves_the_next_run_removes(tmp_path):
+    def left():
+        return list(tmp_path.iterdir())
+
+    sleeping = ["sh", "-c", "echo ready; exec sleep 30"]
+    killed, living = (start(sleeping, env={"TMPDIR": tmp_path}) for _ in range(2))
+    for running in (killed, living):
+        running.wait_output(b"ready\n")
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.finish(20)
+    assert len(left()) == 2
+    # A young one may belong to a run that begins.
+    for folder in left():
+        os.utime(folder, (0, 0))
+    foliomem(["sleep", "1"], env={"TMPDIR": tmp_path}).ok()
+    assert len(left()) == 1
+    os.kill(living.pid, signal.SIGTERM)
+    living.finish(20)
+    assert left() == []
+
+
 # ---- stdin, stdout, terminal ----
 
 def test_stdin_and_stdout_are_the_programs():

@@ -14,11 +14,14 @@
 //! A network namespace is no obstacle. A program with another root directory finds neither the
 //! socket nor the agent's library. There is no lock.
 
+mod room;
+
 use foliomem_sys::descriptor_passing;
 use foliomem_sys::pagemap;
 use foliomem_sys::signals::without_signals;
 use foliomem_sys::socket::peer_pidfd;
 use foliomem_sys::userfaultfd;
+use room::Room;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -28,9 +31,9 @@ use rustix::time::Timespec;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Maximum time that a program waits for the supervisor, which a terminal may have stopped.
@@ -45,8 +48,7 @@ const ERROR_PAUSE: Duration = Duration::from_millis(10);
 /// A socket that gives the control segment. Dropping the door removes it.
 #[derive(Debug)]
 pub struct Door {
-    directory: PathBuf,
-    socket: PathBuf,
+    room: Room,
 }
 
 impl Door {
@@ -54,34 +56,28 @@ impl Door {
     /// `swap_file` from a thread. Fails if the directory, the socket or the thread cannot be
     /// created.
     pub fn open(segment: BorrowedFd<'_>, swap_file: Option<BorrowedFd<'_>>) -> io::Result<Door> {
-        let mut key = [0u8; 8];
-        rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
-        let directory = std::env::temp_dir().join(format!("foliomem-{:016x}", u64::from_ne_bytes(key)));
-        std::fs::DirBuilder::new().mode(0o711).create(&directory)?;
-        let door = Door { socket: directory.join("control"), directory };
-        let listener = UnixListener::bind(&door.socket)?;
-        std::fs::set_permissions(&door.socket, std::fs::Permissions::from_mode(0o666))?;
+        let parent = std::env::temp_dir();
+        let door = Door { room: Room::new(&parent)? };
+        let listener = UnixListener::bind(door.path())?;
+        std::fs::set_permissions(door.path(), std::fs::Permissions::from_mode(0o666))?;
         let store = Store {
             segment: segment.try_clone_to_owned()?,
             swap_file: swap_file.map(|file| file.try_clone_to_owned()).transpose()?,
             device: userfaultfd::device().ok(),
         };
         without_signals(|| {
-            std::thread::Builder::new().name("foliomem-door".to_owned()).spawn(move || serve(&listener, &store))
+            let serve = move || {
+                room::remove_left(&parent);
+                serve(&listener, &store)
+            };
+            std::thread::Builder::new().name("foliomem-door".to_owned()).spawn(serve)
         })?;
         Ok(door)
     }
 
     /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
-        &self.socket
-    }
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.socket);
-        let _ = std::fs::remove_dir(&self.directory);
+        self.room.socket()
     }
 }
 
@@ -224,7 +220,7 @@ mod tests {
             assert_eq!(&bytes, b"for all");
             assert!(rustix::io::fcntl_getfd(&given).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
-        let directory = door.directory.clone();
+        let directory = door.path().parent().unwrap().to_owned();
         drop(door);
         assert!(!directory.exists());
         assert_eq!(knock(&path).err(), Some(Errno::NOENT));

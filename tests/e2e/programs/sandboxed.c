@@ -182,7 +182,7 @@ static long enter_empty_root(void) {
     char path[] = "/tmp/sandboxed-XXXXXX";
     if (!mkdtemp(path)) return 1;
     int open_root = open(path, O_PATH | O_DIRECTORY);
-    long failed = chdir(path) || chroot(".") || chdir("/");
+    long failed = chdir(path) || rmdir(path) || chroot(".") || chdir("/");
     (void)open_root;
     return failed + (access("/proc", F_OK) == 0);
 }
