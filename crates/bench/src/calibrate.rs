@@ -11,7 +11,7 @@ use crate::{Error, corpus, cpu_time, median};
 use foliomem_core::cluster::{Strategy, SwapClusters, SwapDevice};
 use foliomem_lab::costs::{CodecCosts, CostTable, Costs};
 use foliomem_sys::codec::checksum;
-use foliomem_sys::move_probe::{MoveProbe, MoveProbeError};
+use foliomem_sys::move_probe::{HandlerCpu, MoveProbe, MoveProbeError};
 use foliomem_sys::region::{HugePages, Region};
 use foliomem_types::codec::Codec;
 use foliomem_types::discard::Discard;
@@ -167,7 +167,7 @@ impl Machine {
             moved?;
         }
         let mut served = Ok(());
-        measured.fault.push(ns_each(PAGES, || served = self.trial.fault_all()));
+        measured.fault.push(ns_each(PAGES, || served = self.trial.fault_all(HandlerCpu::Same)));
         served
     }
 }

@@ -45,6 +45,7 @@ mod idle;
 mod knob;
 mod limit_updater;
 mod live_limit;
+mod machine_load;
 mod metrics;
 mod metrics_target;
 mod policy;

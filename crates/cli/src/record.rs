@@ -1,10 +1,11 @@
 //! `foliomem record`: fetches the events of a run from its agents, and writes them to a trace.
 
 use crate::error::CliError;
+use crate::machine_load::busy_time;
 use crate::run_delay::RunDelay;
 use foliomem_session::segment::Control;
 use foliomem_sys::fault_costs;
-use foliomem_sys::supervised_program::reaped_cpu_time;
+use foliomem_sys::supervised_program::{CpuTime, reaped_cpu_time};
 use foliomem_trace::{Event, Record, TraceWriter};
 use foliomem_types::counters::FaultKind;
 use foliomem_types::size::format_mib;
@@ -33,6 +34,8 @@ pub struct Recorder {
     lost: u64,
     last_us: u64,
     run_delay: RunDelay,
+    /// CPU time of the whole machine when the run began, if it is known.
+    busy_before: Option<Duration>,
     /// Records that are fetched but not yet written.
     fetched: Vec<Record>,
 }
@@ -53,6 +56,7 @@ impl Recorder {
             lost: 0,
             last_us: 0,
             run_delay: RunDelay::default(),
+            busy_before: busy_time(),
             fetched: Vec::new(),
         })
     }
@@ -98,12 +102,17 @@ impl Recorder {
         }
     }
 
-    /// Writes what the whole run took. `program_cpu` is the CPU time of the program and of its
+    /// Writes what the whole run took. `program` is the CPU time of the program and of its
     /// children.
-    fn write_totals(&mut self, control: &Control, program_cpu: Duration) -> Result<(), CliError> {
+    fn write_totals(&mut self, control: &Control, program: CpuTime) -> Result<(), CliError> {
         let counters = control.sum();
         let us = |time: Duration| time.as_micros() as u64;
-        let companion_cpu = reaped_cpu_time().saturating_sub(program_cpu);
+        // A companion may end a moment after its program, and be reaped too late to count.
+        let program_cpu = program.total();
+        let reaped = reaped_cpu_time().total().saturating_sub(program_cpu);
+        let companion_cpu = reaped.max(self.run_delay.cpu_time_of_companions());
+        let busy = busy_time().zip(self.busy_before).map(|(now, before)| now.saturating_sub(before));
+        let others_cpu = busy.unwrap_or_default().saturating_sub(program_cpu + companion_cpu);
         let mut events: Vec<Event> = FaultKind::ALL
             .into_iter()
             .map(|kind| {
@@ -116,9 +125,11 @@ impl Recorder {
             program_cpu_us: us(program_cpu),
             companion_cpu_us: us(companion_cpu),
         });
+        events.push(Event::Computed { user_us: us(program.user) });
         events.push(Event::Delayed {
             program_us: us(self.run_delay.of_program(program_cpu)),
             companion_us: us(self.run_delay.of_companions(companion_cpu)),
+            others_cpu_us: us(others_cpu),
         });
         events.push(Event::Moved {
             allocated_pages: Order::all().map(|order| counters.of(order).anon_fault_alloc.get() << order.get()).sum(),
@@ -142,10 +153,10 @@ impl Recorder {
         Ok(())
     }
 
-    /// Finishes the file of the run that has ended and returns a summary line. `program_cpu` is the
-    /// CPU time of the program and of its children.
-    pub fn finish(mut self, control: &Control, program_cpu: Duration) -> Result<String, CliError> {
-        self.write_totals(control, program_cpu)?;
+    /// Finishes the file of the run that has ended and returns a summary line. `program` is the CPU
+    /// time of the program and of its children.
+    pub fn finish(mut self, control: &Control, program: CpuTime) -> Result<String, CliError> {
+        self.write_totals(control, program)?;
         let bytes = self.writer.finish().map_err(|error| CliError::Trace(self.path.clone(), error))?;
         let lost = if self.lost > 0 { format!(", {} lost", self.lost) } else { String::new() };
         Ok(format!(

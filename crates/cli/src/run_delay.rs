@@ -51,6 +51,11 @@ impl Threads {
         }
     }
 
+    /// Returns the CPU time of the threads until the last sample.
+    fn cpu_time(&self) -> Duration {
+        Duration::from_nanos(self.0.values().map(|thread| thread.ran_ns).sum())
+    }
+
     /// Returns the time in the run queue of threads that ran for `cpu_time`.
     fn delay(&self, cpu_time: Duration) -> Duration {
         let sum = |of: fn(&Schedule) -> u64| self.0.values().map(of).sum::<u64>();
@@ -84,6 +89,11 @@ impl RunDelay {
         self.program.delay(cpu_time)
     }
 
+    /// Returns the CPU time of the companions' threads until the last sample.
+    pub fn cpu_time_of_companions(&self) -> Duration {
+        self.companions.cpu_time()
+    }
+
     /// Returns the delay of the companions' threads, which ran for `cpu_time`.
     pub fn of_companions(&self, cpu_time: Duration) -> Duration {
         self.companions.delay(cpu_time)
@@ -102,6 +112,7 @@ mod tests {
             [(1, Schedule { ran_ns: 300, queued_ns: 100 }), (2, Schedule { ran_ns: 100, queued_ns: 100 })].into(),
         );
         assert_eq!(threads.delay(Duration::from_secs(8)), Duration::from_secs(4));
+        assert_eq!(threads.cpu_time(), Duration::from_nanos(400));
         assert_eq!(Threads::default().delay(Duration::from_secs(8)), Duration::ZERO, "nothing was seen");
     }
 

@@ -5,11 +5,13 @@
 //! slowdown that neither source determines stays unknown ([`Unknown`]).
 //!
 //! The time without a limit is the time of the recorded run minus the time of its faults and the
-//! time that its threads waited for a CPU. Each fault takes the average time of its kind plus a
-//! round trip: the part of the fault before the agent reads the message and after it wakes the
-//! thread. The time that the kernel itself would need for new pages is no cost of faults. Threads
-//! that run concurrently also wait concurrently, so waits are divided by the number of threads. A
-//! predicted run is never shorter than its CPU time divided by the number of CPUs.
+//! time that its threads waited for a CPU. They wait for other programs, and for the companion,
+//! in proportion to the CPU time that these use. Only waits for the companion are a cost of the
+//! limit. Each fault takes the average time of its kind plus a round trip: the part of the fault
+//! before the agent reads the message and after it wakes the thread. The time that the kernel
+//! itself would need for new pages is no cost of faults. Threads that run concurrently also wait
+//! concurrently, so waits are divided by the number of threads. A predicted run is never shorter
+//! than its CPU time divided by the number of CPUs.
 
 mod points;
 mod text;
@@ -136,10 +138,12 @@ impl Predictor {
         let threads = ((program_ns + delayed_ns + waited_ns) / elapsed_ns).max(1.0);
         let (cost_ns, swpin_page_ns) = costs(recorded);
         let round_trips_ns = round_trips_ns(recorded, &Work::of(recorded));
-        // The program computed at least for its CPU time minus its share of the round trips.
-        let computed_ns = (program_ns - round_trips_ns / 2.0) / threads;
-        // The time that threads and their handlers waited for a CPU.
-        let held_up_ns = delayed_ns + recorded.companion_delay_us as f64 * 1e3;
+        // The program computed at least for its CPU time minus its share of the round trips, which
+        // is no user time.
+        let computed_ns = (program_ns - round_trips_ns / 2.0).max(recorded.program_user_us as f64 * 1e3) / threads;
+        // The time that threads waited for a CPU, and that their handlers waited for other
+        // programs.
+        let held_up_ns = delayed_ns + recorded.companion_delay_us as f64 * 1e3 * others_share(recorded);
         let lost_ns = held_up_ns + waited_ns + round_trips_ns - kernel_ns(recorded);
         let without_faults_ns = elapsed_ns - lost_ns / threads;
         let base_ns = without_faults_ns.max(computed_ns).max(elapsed_ns * MIN_BASE);
@@ -179,7 +183,14 @@ impl Predictor {
         let wait_ns =
             |(kind, cost_ns): (FaultKind, Option<f64>)| work.faults(kind) as f64 * cost_ns.unwrap_or(unmeasured_ns);
         let faults_ns: f64 = KINDS.into_iter().zip(self.cost_ns).map(wait_ns).sum();
-        faults_ns + work.pswpin as f64 * self.swpin_page_ns
+        faults_ns + work.pswpin as f64 * self.swpin_page_ns + work.moved_pages() as f64 * self.delay_page_ns()
+    }
+
+    /// Returns for each page that is swapped in or out how long threads of the program wait for a
+    /// CPU that the companion uses.
+    fn delay_page_ns(&self) -> f64 {
+        let delayed_ns = self.recorded.program_delay_us as f64 * 1e3 * (1.0 - others_share(&self.recorded));
+        delayed_ns / Work::of(&self.recorded).moved_pages().max(1) as f64
     }
 
     /// Returns the CPU time of the program and of foliomem.
@@ -189,6 +200,12 @@ impl Predictor {
         let per_page_ns = self.recorded.companion_cpu_us as f64 * 1e3 / recorded.moved_pages().max(1) as f64;
         program_ns.max(0.0) + round_trips_ns(&self.recorded, work) + work.moved_pages() as f64 * per_page_ns
     }
+}
+
+/// Returns the share of other programs in the CPU time that the machine used during the run.
+fn others_share(recorded: &Recorded) -> f64 {
+    let own_us = recorded.program_cpu_us + recorded.companion_cpu_us;
+    recorded.others_cpu_us as f64 / (recorded.others_cpu_us + own_us).max(1) as f64
 }
 
 /// Returns the time that the kernel would have needed to populate the memory of first touches: at
@@ -205,8 +222,9 @@ fn round_trips_ns(recorded: &Recorded, work: &Work) -> f64 {
 /// Returns the average cost of a fault of each kind (`None` if the run had too few of that kind),
 /// and the average cost of a swapped-in page.
 fn costs(recorded: &Recorded) -> ([Option<f64>; KINDS.len()], f64) {
-    // Handlers that waited for a CPU needed longer for each fault, by this factor.
-    let stretch = 1.0 + recorded.companion_delay_us as f64 / recorded.companion_cpu_us.max(1) as f64;
+    // Handlers that waited for other programs needed longer for each fault, by this factor.
+    let delayed_us = recorded.companion_delay_us as f64 * others_share(recorded);
+    let stretch = 1.0 + delayed_us / recorded.companion_cpu_us.max(1) as f64;
     let served_ns = |kind: FaultKind| recorded.faults(kind).waited_ns as f64 / stretch;
     let is_known = |kind: FaultKind| recorded.faults(kind).faults >= MIN_MEASURED_FAULTS;
     let each_ns = |kind: FaultKind, served_ns: f64| served_ns.max(0.0) / recorded.faults(kind).faults.max(1) as f64;
@@ -326,10 +344,32 @@ mod tests {
             loaded.note(&Event::Faults { kind, faults, waited_ns: faults * each_ns });
         }
         loaded.note(&Event::Took { elapsed_us: 40_000_000, program_cpu_us: 5_000_000, companion_cpu_us: 3_000_000 });
-        loaded.note(&Event::Delayed { program_us: 20_000_000, companion_us: 3_000_000 });
+        // Two CPUs were busy all the time.
+        let others_cpu_us = 2 * 40_000_000 - 8_000_000;
+        loaded.note(&Event::Delayed { program_us: 20_000_000, companion_us: 3_000_000, others_cpu_us });
         let loaded = Predictor::new(&loaded).unwrap();
         let [quiet, loaded] = [quiet, loaded].map(|predictor| predictor.slowdown(&work(5000, 50_000)).unwrap());
         assert!((quiet / loaded - 1.0).abs() < 0.5, "{quiet} and {loaded}");
+    }
+
+    #[test]
+    fn what_the_companion_takes_from_the_program_counts() {
+        let mut run = recorded(4_000_000);
+        run.note(&Event::Delayed { program_us: 1_000_000, companion_us: 3_000_000, others_cpu_us: 0 });
+        let predictor = Predictor::new(&run).unwrap();
+        // 10 s without faults as above, and without a second in which the program waited for a CPU.
+        assert!((predictor.base_seconds() - 3.85).abs() < 1e-9, "{}", predictor.base_seconds());
+        let seconds = |work| predictor.slowdown(&work).unwrap() * predictor.base_seconds();
+        assert!((seconds(work(10_000, 100_000)) - 10.0).abs() < 1e-9, "handlers waited for no other program");
+        assert!((seconds(work(0, 50_000)) - (3.85 + 2.5 + 0.5)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_program_takes_at_least_its_user_time() {
+        let mut run = recorded(9_000_000);
+        run.note(&Event::Computed { user_us: 8_800_000 });
+        let predictor = Predictor::new(&run).unwrap();
+        assert!((predictor.base_seconds() - 8.8 / predictor.threads()).abs() < 1e-9, "{}", predictor.base_seconds());
     }
 
     proptest! {

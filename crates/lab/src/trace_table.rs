@@ -91,6 +91,7 @@ fn cells(event: &Event) -> (&'static str, Numbers) {
         Event::Lost(events) => ("lost", Numbers { lost_events: Some(*events), ..none() }),
         Event::Faults { .. } => ("faults", Numbers::of_run(event)),
         Event::Took { .. } => ("took", Numbers::of_run(event)),
+        Event::Computed { .. } => ("computed", Numbers::of_run(event)),
         Event::Delayed { .. } => ("delayed", Numbers::of_run(event)),
         Event::Moved { .. } => ("moved", Numbers::of_run(event)),
         Event::Machine { .. } => ("machine", Numbers::of_run(event)),
@@ -180,7 +181,8 @@ mod tests {
             Event::End,
             Event::Faults { kind: FaultKind::SwapIn, faults: 4, waited_ns: 5 },
             Event::Took { elapsed_us: 6, program_cpu_us: 7, companion_cpu_us: 8 },
-            Event::Delayed { program_us: 12, companion_us: 13 },
+            Event::Computed { user_us: 15 },
+            Event::Delayed { program_us: 12, companion_us: 13, others_cpu_us: 14 },
             Event::Moved { allocated_pages: 9, swpin_pages: 10, swpout_pages: 11 },
             Event::Machine { cpus: 2, round_trip_ns: 5000, populate_page_ns: 300 },
         ];
@@ -205,7 +207,8 @@ mod tests {
             "end\" null null null null null null",
             "faults\" null null null null null null 2 4 5",
             "took\" null null null null null null 6 7 8",
-            "delayed\" null null null null null null 12 13 0",
+            "computed\" null null null null null null 15 0 0",
+            "delayed\" null null null null null null 12 13 14",
             "moved\" null null null null null null 9 10 11",
             "machine\" null null null null null null 2 5000 300",
         ];

@@ -29,6 +29,12 @@ pub fn allowed_cpus() -> CpuSet {
     asked.and_then(Result::ok).unwrap_or_default()
 }
 
+/// Returns a CPU on which the calling thread may run, but not `cpu`. `None` if there is no other.
+pub fn another_than(cpu: u32) -> Option<u32> {
+    let allowed = allowed_cpus();
+    (0..CpuSet::MAX_CPU as u32).find(|&other| other != cpu && allowed.is_set(other as usize))
+}
+
 /// Binds the calling thread to `cpu`.
 pub fn run_on(cpu: u32) {
     let mut only = CpuSet::new();

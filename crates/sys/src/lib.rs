@@ -63,6 +63,7 @@ pub mod swap_discard;
 pub mod system_checks;
 pub mod thread;
 pub mod thread_control_block;
+pub mod tlb_flush;
 pub mod unseen_calls;
 pub mod unshare_pages;
 pub mod uring;

@@ -1,9 +1,9 @@
 //! A probe of page moves: moves pages between two regions of the process, to measure the cost.
 //!
-//! It serves faults as the agent does: a handler on the CPU of the faulting thread polls, reads the
-//! message, moves a page, and wakes the thread. It has no engine and no lock.
+//! It serves faults as the agent does: a handler polls, reads the message, moves a page, and wakes
+//! the thread. It has no engine and no lock.
 
-use crate::cpus::run_on;
+use crate::cpus::{self, run_on};
 use crate::memory_advice::{self, Forks};
 use crate::region::{HugePages, Region};
 use crate::userfaultfd::{Features, Message, Mode, MoveError, UffdError, Userfaultfd};
@@ -23,6 +23,15 @@ pub enum MoveProbeError {
     /// The kernel refuses to move pages.
     #[error("cannot move pages: {0}")]
     Move(#[from] MoveError),
+}
+
+/// The CPU of the handler that serves the faults of a thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HandlerCpu {
+    /// The thread's.
+    Same,
+    /// Another one, if there is another one.
+    Another,
 }
 
 /// Two regions, one of which has the pages. Between calls they are in the home region.
@@ -86,17 +95,21 @@ impl MoveProbe {
         Ok(())
     }
 
-    /// Lets a thread touch every page of the program's region in order, while a handler serves the
-    /// faults.
+    /// Lets a thread touch every page of the program's region in order, while a handler on
+    /// `handler_cpu` serves the faults.
     ///
     /// # Errors
     /// Fails if a fault cannot be served.
-    pub fn fault_all(&mut self) -> Result<(), MoveProbeError> {
+    pub fn fault_all(&mut self, handler_cpu: HandlerCpu) -> Result<(), MoveProbeError> {
         let cpu = rustix::thread::sched_getcpu() as u32;
+        let handler_cpu = match handler_cpu {
+            HandlerCpu::Same => cpu,
+            HandlerCpu::Another => cpus::another_than(cpu).unwrap_or(cpu),
+        };
         let probe = &*self;
         std::thread::scope(|scope| {
             let handler = scope.spawn(move || {
-                run_on(cpu);
+                run_on(handler_cpu);
                 let served = probe.serve();
                 if served.is_err() {
                     // The kernel fills the missing pages with zeros, so that the thread does not
@@ -149,8 +162,8 @@ mod tests {
         let before = probe.home.as_mut_slice().to_vec();
         probe.move_there_and_back(PAGE_BYTES).unwrap();
         probe.move_there_and_back(16 * PAGE_BYTES).unwrap();
-        probe.fault_all().unwrap();
-        probe.fault_all().unwrap();
+        probe.fault_all(HandlerCpu::Same).unwrap();
+        probe.fault_all(HandlerCpu::Another).unwrap();
         assert!(probe.home.as_mut_slice() == before.as_slice());
         assert!(probe.program.start() != probe.home.start());
     }

@@ -38,7 +38,7 @@ pub struct Child {
     /// The exit code, if the program ended before its entry point.
     ended_early: Option<u8>,
     /// CPU time of the program and of its children, once it has ended.
-    cpu_time: Cell<Duration>,
+    cpu_time: Cell<CpuTime>,
     /// Whether the kernel has written a core dump of the program, once it has ended.
     dumped_core: Cell<bool>,
 }
@@ -132,7 +132,7 @@ impl Child {
     }
 
     /// Returns the CPU time of the program and of its children; zero until it has ended.
-    pub fn cpu_time(&self) -> Duration {
+    pub fn cpu_time(&self) -> CpuTime {
         self.cpu_time.get()
     }
 
@@ -181,7 +181,7 @@ impl Child {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
         let before = reaped_cpu_time();
         let Some((_, status)) = waitpid(Some(self.pid), options)? else { return Ok(None) };
-        self.cpu_time.set(reaped_cpu_time().saturating_sub(before));
+        self.cpu_time.set(reaped_cpu_time().since(before));
         let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         if let Some(code) = program_start::ended(status) {
             self.dumped_core.set(libc::WCOREDUMP(status.as_raw()));
@@ -223,18 +223,38 @@ impl Child {
     }
 }
 
+/// CPU time of processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CpuTime {
+    /// Time in the code of the processes.
+    pub user: Duration,
+    /// Time in the kernel.
+    pub system: Duration,
+}
+
+impl CpuTime {
+    /// Returns the time in both.
+    pub fn total(self) -> Duration {
+        self.user + self.system
+    }
+
+    fn since(self, before: CpuTime) -> CpuTime {
+        let CpuTime { user, system } = before;
+        CpuTime { user: self.user.saturating_sub(user), system: self.system.saturating_sub(system) }
+    }
+}
+
 /// Returns the CPU time of all children that this process has reaped, and of theirs.
-pub fn reaped_cpu_time() -> Duration {
+pub fn reaped_cpu_time() -> CpuTime {
     // SAFETY: the struct consists of integers, for which zero is valid, and getrusage(2) fills it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
         usage
     };
-    [usage.ru_utime, usage.ru_stime]
-        .into_iter()
-        .map(|time| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000))
-        .sum()
+    let [user, system] =
+        [usage.ru_utime, usage.ru_stime].map(|time| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000));
+    CpuTime { user, system }
 }
 
 /// Sends `signal` to process `pid`. Does nothing if the process has ended.

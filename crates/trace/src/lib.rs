@@ -29,7 +29,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use foliomem_types::{trace_event::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
-const VERSION: u16 = 6;
+const VERSION: u16 = 7;
 const HEADER_BYTES: usize = 16;
 const BLOCK_HEADER_BYTES: usize = 16;
 /// Content bytes at which a block is written.
@@ -84,7 +84,8 @@ fn shape(tag: u8) -> Option<(usize, u8)> {
         9 => (3, FIRST),
         6 => (3, FIRST | THIRD),
         16..=19 => (3, NONE),
-        20 => (2, NONE),
+        20 => (3, NONE),
+        21 => (1, NONE),
         _ => return None,
     })
 }
@@ -382,7 +383,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let record = (0u32..4, 0..MAX_TIME_US, 0u8..21, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+        let record = (0u32..4, 0..MAX_TIME_US, 0u8..22, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
             "an event",
             |(process, time_us, tag, numbers, shift)| {
                 let event = Event::decode(tag, numbers.map(|number| number >> shift))?;

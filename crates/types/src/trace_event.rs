@@ -75,12 +75,19 @@ pub enum Event {
         /// CPU time of the companions.
         companion_cpu_us: u64,
     },
+    /// The part of the program's CPU time that its code took.
+    Computed {
+        /// User time of the program and of its children.
+        user_us: u64,
+    },
     /// The time that runnable threads of the whole run waited for a CPU.
     Delayed {
         /// Threads of the program and of its children.
         program_us: u64,
         /// Threads of the companions.
         companion_us: u64,
+        /// CPU time that other programs of the machine used meanwhile.
+        others_cpu_us: u64,
     },
     /// The pages that the whole run allocated at first touches and moved.
     Moved {
@@ -126,7 +133,10 @@ impl Event {
             Event::Took { elapsed_us, program_cpu_us, companion_cpu_us } => {
                 (17, [*elapsed_us, *program_cpu_us, *companion_cpu_us])
             }
-            Event::Delayed { program_us, companion_us } => (20, [*program_us, *companion_us, 0]),
+            Event::Computed { user_us } => (21, [*user_us, 0, 0]),
+            Event::Delayed { program_us, companion_us, others_cpu_us } => {
+                (20, [*program_us, *companion_us, *others_cpu_us])
+            }
             Event::Moved { allocated_pages, swpin_pages, swpout_pages } => {
                 (18, [*allocated_pages, *swpin_pages, *swpout_pages])
             }
@@ -174,7 +184,8 @@ impl Event {
             }
             17 => Event::Took { elapsed_us: a, program_cpu_us: b, companion_cpu_us: c },
             18 => Event::Moved { allocated_pages: a, swpin_pages: b, swpout_pages: c },
-            20 => Event::Delayed { program_us: a, companion_us: b },
+            21 => Event::Computed { user_us: a },
+            20 => Event::Delayed { program_us: a, companion_us: b, others_cpu_us: c },
             19 => Event::Machine { cpus: a, round_trip_ns: b, populate_page_ns: c },
             _ => return None,
         })

@@ -27,18 +27,13 @@
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::cpus::{self, Urgency, run_on, set_affinity, set_urgency};
 use foliomem_sys::region::Region;
-use foliomem_types::units::{Order, PAGE_BYTES};
+use foliomem_sys::tlb_flush::{self, EXPENSIVE_NS};
+use foliomem_types::units::Order;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::{CpuSet, Pid};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Minimum cost of a TLB flush, in nanoseconds, at which co-location pays. A flush that interrupts
-/// another CPU takes 2 to 4 us on hardware, and much longer in a virtual machine without help of
-/// its host.
-const EXPENSIVE_NS: u64 = 7_000;
-/// Number of flushes that are measured; their median counts.
-const FLUSHES: usize = 9;
 /// Maximum time that one handler waits for the other to measure, in nanoseconds.
 const MAX_MEETING_NS: u64 = 5_000_000;
 /// Number of faults of one thread that co-locates the agent. A fault of another thread subtracts
@@ -145,16 +140,7 @@ impl Placement {
         while !self.is_other_cpu_busy.load(Relaxed) && now_ns() < until_ns {
             std::hint::spin_loop();
         }
-        let mut took_ns = [0; FLUSHES];
-        for took_ns in &mut took_ns {
-            // A failure leaves the page, and shows as a cheap flush.
-            let _ = page.populate(0, PAGE_BYTES);
-            let started_ns = now_ns();
-            let _ = page.discard(0, PAGE_BYTES);
-            *took_ns = now_ns() - started_ns;
-        }
-        took_ns.sort_unstable();
-        self.flush_ns.store(took_ns[FLUSHES / 2].max(1), Relaxed);
+        self.flush_ns.store(tlb_flush::measure_ns(page), Relaxed);
     }
 
     /// Notes that a fault of `thread` was received.
@@ -362,6 +348,7 @@ fn processor(stat: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foliomem_types::units::PAGE_BYTES;
     use proptest::prelude::*;
 
     fn expensive() -> Placement {

@@ -74,6 +74,7 @@ impl Player<'_> {
             | Event::Lost(_)
             | Event::Faults { .. }
             | Event::Took { .. }
+            | Event::Computed { .. }
             | Event::Delayed { .. }
             | Event::Moved { .. }
             | Event::Machine { .. } => {}

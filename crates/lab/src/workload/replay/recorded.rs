@@ -19,12 +19,16 @@ pub struct Recorded {
     pub elapsed_us: u64,
     /// CPU time of the program and of its children.
     pub program_cpu_us: u64,
+    /// User time of the program and of its children, which is a part of their CPU time.
+    pub program_user_us: u64,
     /// CPU time of the companions.
     pub companion_cpu_us: u64,
     /// Time that runnable threads of the program waited for a CPU.
     pub program_delay_us: u64,
     /// Time that runnable threads of the companions waited for a CPU.
     pub companion_delay_us: u64,
+    /// CPU time that other programs of the machine used meanwhile.
+    pub others_cpu_us: u64,
     /// Pages of folios that were allocated at first touches.
     pub allocated_pages: u64,
     /// Pages that were swapped in.
@@ -53,8 +57,11 @@ impl Recorded {
             Event::Took { elapsed_us, program_cpu_us, companion_cpu_us } => {
                 *self = Recorded { elapsed_us, program_cpu_us, companion_cpu_us, ..self.clone() };
             }
-            Event::Delayed { program_us: program_delay_us, companion_us: companion_delay_us } => {
-                *self = Recorded { program_delay_us, companion_delay_us, ..self.clone() };
+            Event::Computed { user_us: program_user_us } => {
+                *self = Recorded { program_user_us, ..self.clone() };
+            }
+            Event::Delayed { program_us: program_delay_us, companion_us: companion_delay_us, others_cpu_us } => {
+                *self = Recorded { program_delay_us, companion_delay_us, others_cpu_us, ..self.clone() };
             }
             Event::Moved { allocated_pages, swpin_pages, swpout_pages } => {
                 *self = Recorded { allocated_pages, swpin_pages, swpout_pages, ..self.clone() };

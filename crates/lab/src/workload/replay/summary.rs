@@ -150,6 +150,7 @@ impl Survey<'_> {
             Event::Lost(events) => self.summary.lost += events,
             Event::Faults { .. }
             | Event::Took { .. }
+            | Event::Computed { .. }
             | Event::Delayed { .. }
             | Event::Moved { .. }
             | Event::Machine { .. } => {
