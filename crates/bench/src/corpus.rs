@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
-use crate::scratch::Scratch;
+use crate::scratch::ScratchFile;
 
 /// Bytes of one kind of data before the next.
 pub const BLOCK: usize = 64 << 10;
@@ -212,10 +212,7 @@ fn json(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
 
 /// A corpus as a file for a child. Dropping it removes the file.
 #[derive(Debug)]
-pub struct CorpusFile {
-    path: PathBuf,
-    _scratch: Scratch,
-}
+pub struct CorpusFile(ScratchFile);
 
 impl CorpusFile {
     /// Writes the file.
@@ -223,16 +220,13 @@ impl CorpusFile {
     /// # Errors
     /// Fails if the temporary directory is not writable.
     pub fn new(corpus: &[u8]) -> Result<Self, Error> {
-        let scratch = Scratch::new("corpus")?;
-        let path = scratch.path().join("corpus");
-        std::fs::write(&path, corpus).map_err(Error::at(&path))?;
-        Ok(Self { path, _scratch: scratch })
+        ScratchFile::new("corpus", |path| std::fs::write(path, corpus)).map(Self)
     }
 
     /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.0.path()
     }
 }
 

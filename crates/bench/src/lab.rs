@@ -6,7 +6,7 @@
 //! in memory and swapped out: most of it is the engine's.
 
 use crate::rounds::{Rounds, serve};
-use crate::scratch::Scratch;
+use crate::scratch::ScratchFile;
 use crate::{Error, cpu_time, median};
 use foliomem_lab::random::Random;
 use foliomem_lab::scenario::Scenario;
@@ -14,7 +14,7 @@ use foliomem_lab::shipped;
 use foliomem_lab::workload::Summary;
 use foliomem_trace::{Event, PageNumber, Record, TraceWriter};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// First argument of the process that measures one case.
@@ -78,10 +78,10 @@ struct Round {
 /// Fails if a process fails.
 pub fn run(runs: usize, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
     let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
-    let trace = TraceFile::new()?;
+    let trace = ScratchFile::new("lab", write_trace)?;
     let mut rows = Vec::new();
     for name in CASES.iter().map(|case| case.scenario).chain([REPLAY]) {
-        let mut child = Rounds::start(Command::new(&own).args([CHILD_ARG, name]).arg(&trace.path))?;
+        let mut child = Rounds::start(Command::new(&own).args([CHILD_ARG, name]).arg(trace.path()))?;
         let rounds = (0..runs.max(1)).map(|_| child.next()).collect::<Result<Vec<Round>, _>>()?;
         let over = |figure: fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
         let (page_events, seconds) = (rounds[0].page_events, over(|round| round.seconds));
@@ -163,22 +163,7 @@ impl Memory {
     }
 }
 
-/// The trace of a program that fills memory and touches its pages at random. Dropping it removes
-/// the file.
-struct TraceFile {
-    path: PathBuf,
-    _scratch: Scratch,
-}
-
-impl TraceFile {
-    fn new() -> Result<TraceFile, Error> {
-        let scratch = Scratch::new("lab")?;
-        let path = scratch.path().join("touches.mft");
-        write_trace(&path).map_err(Error::at(&path))?;
-        Ok(TraceFile { path, _scratch: scratch })
-    }
-}
-
+/// Writes the trace of a program that fills memory and touches its pages at random.
 fn write_trace(path: &Path) -> std::io::Result<()> {
     let first = PageNumber(1 << 20);
     let all = first..PageNumber(first.0 + REPLAY_PAGES);
@@ -202,13 +187,13 @@ mod tests {
 
     #[test]
     fn every_case_parses_and_the_trace_replays() {
-        let trace = TraceFile::new().unwrap();
+        let trace = ScratchFile::new("lab", write_trace).unwrap();
         for case in CASES {
-            scenario(case.scenario, &trace.path).unwrap();
+            scenario(case.scenario, trace.path()).unwrap();
         }
-        let replayed = round(&scenario(REPLAY, &trace.path).unwrap(), Memory::now().unwrap()).unwrap();
+        let replayed = round(&scenario(REPLAY, trace.path()).unwrap(), Memory::now().unwrap()).unwrap();
         assert!(replayed.page_events > u64::from(REPLAY_TOUCHES) / 4, "{replayed:?}");
-        let path = trace.path.clone();
+        let path = trace.path().to_owned();
         drop(trace);
         assert!(!path.exists());
     }

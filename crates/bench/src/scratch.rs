@@ -35,6 +35,28 @@ impl Scratch {
     }
 }
 
+/// A file in a directory of its own. Dropping it removes both.
+#[derive(Debug)]
+pub(crate) struct ScratchFile {
+    path: PathBuf,
+    _directory: Scratch,
+}
+
+impl ScratchFile {
+    /// Lets `write` create the file for the measurement `name`.
+    pub(crate) fn new(name: &str, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<Self, Error> {
+        let directory = Scratch::new(name)?;
+        let path = directory.path().join("file");
+        write(&path).map_err(Error::at(&path))?;
+        Ok(Self { path, _directory: directory })
+    }
+
+    /// Returns the path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -83,8 +83,7 @@ fn shape(tag: u8) -> Option<(usize, u8)> {
         3 | 4 | 5 | 7 | 8 | 13 | 15 => (2, FIRST),
         9 => (3, FIRST),
         6 => (3, FIRST | THIRD),
-        16..=19 => (3, NONE),
-        20 => (3, NONE),
+        16..=20 => (3, NONE),
         21 => (1, NONE),
         _ => return None,
     })

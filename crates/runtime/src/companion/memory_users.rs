@@ -39,7 +39,7 @@ const COMPARISONS: u32 = 200;
 /// maximum in pages.
 const CHANGES: u32 = 3;
 const MAX_CHANGE_PAGES: usize = 10_007;
-/// Maximum time that a killed process may take to end before other users are searched for.
+/// Maximum time that a process may take to end that was killed, or has lost its memory.
 const MAX_KILL_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A process that uses the memory.
