@@ -317,6 +317,15 @@ def test_no_fork_and_no_companion_waits_for_a_killed_process(built, victim, mib,
         assert until(lambda: who_runs(program) == ([], []), 20), f"seed {seed}: {who_runs(program)} are left"
 
 
+@pytest.mark.parametrize("how", ["fork", "exec"])
+def test_a_process_that_is_killed_while_it_starts_is_no_failure(built, how, torture):
+    """Builds and shells kill children that have just begun: the run goes on, and says nothing of them."""
+    got = foliomem([built("killed_at_start.c"), how, 300], limit="24M", torture=torture, timeout=120).ok()
+    assert got.out == b"OK\n"
+    said = [line for line in got.err.splitlines() if "cannot" in line or "without the limit" in line]
+    assert not said, said
+
+
 @pytest.mark.parametrize("where", ["child", "session", "alone"])
 def test_the_tree_ends_when_the_supervisor_is_killed(built, where):
     program = built("held.c")

@@ -17,7 +17,7 @@
 //! The monitor uses this, and so does the guard when the companion has been killed, perhaps while
 //! it held locks, the heap's among them. So no function here takes a lock or allocates.
 
-use foliomem_sys::clock::now_ns;
+use foliomem_sys::clock::{self, now_ns};
 use foliomem_sys::exit_status::ExitStatus;
 use foliomem_sys::identity;
 use foliomem_sys::pagemap::mapped_pages;
@@ -32,6 +32,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process};
 use rustix::time::Timespec;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 /// Two memories are different if this many comparisons of their sizes in a row find no equality.
 const COMPARISONS: u32 = 200;
@@ -108,10 +109,15 @@ impl User {
         !self.has_ended(&Timespec::default())
     }
 
+    /// Returns the CPU time that the process has used so far. Returns `None` if the system does not
+    /// tell.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        clock::process_cpu_time(self.pid.as_raw_nonzero().get() as u32)
+    }
+
     /// Returns whether the process ends within `time`.
     fn has_ended(&self, time: &Timespec) -> bool {
-        let Some(pidfd) = &self.pidfd else { return test_kill_process(self.pid) == Err(Errno::SRCH) };
-        poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(time)).is_ok_and(|ready| ready > 0)
+        ends_within(self.pid, self.pidfd.as_ref(), time)
     }
 
     /// Returns whether the process has ended and the kernel has written a core dump of it. Returns
@@ -134,6 +140,20 @@ impl User {
         };
         if self.has_ended(&MAX_KILL_WAIT) { Killed::Ended } else { Killed::Remains }
     }
+}
+
+/// Returns whether process `pid` has ended, perhaps without being reaped yet.
+pub(crate) fn has_ended(pid: Pid) -> bool {
+    match open_pidfd(pid) {
+        Ok(pidfd) => ends_within(pid, pidfd.as_ref(), &Timespec::default()),
+        Err(errno) => errno == Errno::SRCH,
+    }
+}
+
+/// Returns whether process `pid` ends within `time`.
+fn ends_within(pid: Pid, pidfd: Option<&OwnedFd>, time: &Timespec) -> bool {
+    let Some(pidfd) = pidfd else { return test_kill_process(pid) == Err(Errno::SRCH) };
+    poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(time)).is_ok_and(|ready| ready > 0)
 }
 
 fn memory_of(thread: Pid) -> MemoryOf {

@@ -208,9 +208,13 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
 }
 
 /// Reports that the companion cannot work. A program that has just started must not go on; a child
-/// of a fork goes on without the limit.
+/// of a fork goes on without the limit. That a process was killed while it started is no failure.
 fn explain(runtime: &'static Runtime, error: &RuntimeError) {
-    let (control, process) = (runtime.context.budget.control(), runtime.companion.program().as_raw_nonzero());
+    let (control, program) = (runtime.context.budget.control(), runtime.companion.program());
+    if memory_users::has_ended(program) {
+        return;
+    }
+    let process = program.as_raw_nonzero();
     if runtime.fork.is_child.load(Ordering::Relaxed) {
         control.notice(format_args!("process {process} cannot have a companion: {error}"));
     } else {
