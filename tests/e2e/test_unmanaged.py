@@ -70,6 +70,23 @@ def test_short_managed_children_are_not_said():
     assert "without the agent" not in got.err, got.err
 
 
+@pytest.mark.skipif(not shutil.which("gdb"), reason="no gdb")
+def test_a_process_that_a_debugger_holds_at_its_start_is_not_said():
+    """It has loaded nothing yet, and loads the agent when it goes on."""
+    gdb = ["gdb", "-nx", "-batch", "-iex", "set debuginfod enabled off", "-ex", "starti", "-ex", "shell sleep 1", "-ex", "continue"]
+    got = cli("run", "--limit", "256M", "--", *gdb, "/bin/true", timeout=60).ok()
+    assert b"exited normally" in got.out, got.out
+    assert "without the agent" not in got.err, got.err
+
+
+def test_a_small_static_child_is_not_why_the_limit_is_exceeded(built):
+    """The data does not compress, for whose sake the limit is exceeded for more than a second."""
+    random = "import os, time; b = os.urandom(60 << 20); [(time.sleep(0.5), bytes(b)) for _ in range(6)]"
+    got = foliomem(["sh", "-c", '"$0" 1 20000 & "$1" -c "$2"; kill $!', built("hog.c", "-static"), PYTHON, random], "40M").ok()
+    assert "does not compress" in got.err, got.err
+    assert "leave too little" not in got.err and "without the agent ran" in got.err, got.err
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change its root")
 def test_a_child_in_a_root_with_nothing_but_the_c_library_is_managed(tmp_path, built):
     """There is neither libgcc_s nor /proc there."""

@@ -207,7 +207,8 @@ impl Census {
     /// processes have nothing left to swap out.
     fn check_limit(&mut self, control: &Control, now: Instant) {
         let (limit_bytes, taken_bytes) = (control.limit_bytes(), control.tree_anon_bytes().0);
-        let is_over = taken_bytes > limit_bytes + (limit_bytes >> TOLERANCE_SHIFT) && control.unmanaged_bytes() > 0;
+        let is_over = taken_bytes > limit_bytes + (limit_bytes >> TOLERANCE_SHIFT)
+            && control.tree_excess() == Excess::WithoutAgent;
         let since = *self.over_since.get_or_insert(now);
         if !is_over {
             self.over_since = None;
@@ -225,6 +226,10 @@ impl Process {
             return false;
         }
         self.bytes = bytes(&status, "RssAnon:");
+        if is_stopped(&status) {
+            // A debugger may hold it before it loads anything.
+            (self.seen, self.scheduled) = (Instant::now(), schedule(pid));
+        }
         if !self.is_certain {
             // It may have executed another program, or be about to load the agent.
             let has_no_agent = match Loaded::of(pid) {
@@ -309,6 +314,11 @@ fn children(pid: u32) -> Vec<u32> {
     let of_thread = |thread: PathBuf| proc_file::read_text(thread.join("children")).unwrap_or_default();
     let lists: Vec<String> = threads_of(pid).map(of_thread).collect();
     lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|child| child.parse().ok()).collect()
+}
+
+/// Returns whether a signal or a debugger has stopped the process.
+fn is_stopped(status: &str) -> bool {
+    field(status, "State:").is_some_and(|state| state.starts_with(['T', 't']))
 }
 
 fn status(pid: u32) -> String {
