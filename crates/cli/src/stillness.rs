@@ -9,6 +9,13 @@ use std::time::{Duration, Instant};
 
 /// A run in which nothing has happened for this long is still.
 const STILL_AFTER: Duration = Duration::from_secs(1);
+/// Time between two looks at a run that is still. A limit that is set by hand then takes effect
+/// after this time at the latest.
+const STILL_INTERVAL: Duration = Duration::from_millis(200);
+/// A run in which nothing has happened for this long is looked at more rarely.
+const LONG_STILL_AFTER: Duration = Duration::from_secs(10);
+/// Time between two looks at such a run.
+const LONG_STILL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What changes when something happens in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,9 +57,12 @@ impl Stillness {
         }
     }
 
-    /// Returns whether nothing has happened for a while before `now`.
-    pub fn is_still(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.changed) >= STILL_AFTER
+    /// Returns the time until the next look at the run if nothing has happened for a while before
+    /// `now`.
+    pub fn interval(&self, now: Instant) -> Option<Duration> {
+        let still = now.saturating_duration_since(self.changed);
+        let interval = if still >= LONG_STILL_AFTER { LONG_STILL_INTERVAL } else { STILL_INTERVAL };
+        (still >= STILL_AFTER).then_some(interval)
     }
 }
 
@@ -72,10 +82,11 @@ mod tests {
             let unmanaged_bytes = change();
             now += STILL_AFTER * 2;
             stillness.look(now, control, unmanaged_bytes);
-            let was_still = stillness.is_still(now);
+            let was_still = stillness.interval(now).is_some();
             now += STILL_AFTER;
             stillness.look(now, control, unmanaged_bytes);
-            assert!(stillness.is_still(now), "nothing has happened since");
+            assert_eq!(stillness.interval(now), Some(STILL_INTERVAL), "nothing has happened since");
+            assert_eq!(stillness.interval(now + LONG_STILL_AFTER), Some(LONG_STILL_INTERVAL));
             was_still
         };
         is_still_after(&|| 0);

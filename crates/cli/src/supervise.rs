@@ -41,9 +41,6 @@ const INSTALLED_IN: &str = "lib/foliomem";
 /// Time between two searches of the swap file for slots without a holder, which are discarded.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// Time between two samples while nothing happens in the run. A limit that is set by hand then
-/// takes effect after this time at the latest.
-const STILL_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 /// Time between two samples while all processes are idle and compressed.
 const IDLE_SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 /// A program whose agent has not reported after this time runs without the agent.
@@ -406,10 +403,10 @@ impl Run {
             SAMPLE_INTERVAL
         } else if self.are_all_idle() {
             IDLE_SAMPLE_INTERVAL
-        } else if self.stillness.is_still(Instant::now()) && !depends_on_others {
-            STILL_SAMPLE_INTERVAL
-        } else {
+        } else if depends_on_others {
             SAMPLE_INTERVAL
+        } else {
+            self.stillness.interval(Instant::now()).unwrap_or(SAMPLE_INTERVAL)
         }
     }
 

@@ -26,6 +26,7 @@
 
 pub(crate) mod activate;
 pub(crate) mod activated;
+mod asleep;
 pub(crate) mod context;
 pub(crate) mod dormancy;
 pub(crate) mod end;

@@ -1,5 +1,7 @@
 //! The monotonic clock, the CPU time of processes, and sleeping for a time.
 
+use crate::thread::syscall3;
+use linux_raw_sys::general::__NR_clock_gettime;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::time::Duration;
 
@@ -19,15 +21,17 @@ pub fn thread_cpu_ns() -> u64 {
 /// such process.
 pub fn process_cpu_time(pid: u32) -> Option<Duration> {
     let pid = i32::try_from(pid).ok().filter(|&pid| pid > 0)?;
-    let mut clock = 0;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call only writes `clock`.
-    if unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } != 0 {
-        return None;
-    }
+    let mut time = Timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call only writes `time`.
-    let has_time = unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
-    has_time.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+    let failed = unsafe { syscall3(__NR_clock_gettime as usize, cpu_clock(pid), (&raw mut time).addr(), 0) };
+    (failed == 0).then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
+/// Returns the clock of the CPU time of a process (`MAKE_PROCESS_CPUCLOCK` in
+/// `linux/posix-timers_types.h`).
+fn cpu_clock(pid: i32) -> usize {
+    const CPUCLOCK_SCHED: i32 = 2;
+    ((!pid << 3) | CPUCLOCK_SCHED) as usize
 }
 
 /// Converts `time` to the type that system calls take.

@@ -12,6 +12,7 @@
 use crate::address_space::adopt::adopt_mappings;
 use crate::address_space::mapping_events::{MappingEvents, is_receiver_starved};
 use crate::companion::activate::activate;
+use crate::companion::asleep::{Asleep, Others};
 use crate::companion::end::{cannot_activate, check_users};
 use crate::companion::farewell;
 use crate::companion::memory_users::User;
@@ -157,7 +158,7 @@ impl History {
 /// Watches the process until it ends. `user` is a process that uses the memory.
 pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
     let (mut history, mut place) = (History { crowd: 1, ..History::default() }, ThreadPlacement::here());
-    let (mut due_ns, mut users_due_ns) = (0, 0);
+    let (mut due_ns, mut users_due_ns, mut asleep) = (0, 0, Asleep::default());
     loop {
         place.update(&runtime.placement);
         let kicks = runtime.fork.quiesce.kicks();
@@ -165,6 +166,7 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             quiesce(runtime, &user);
             // The program may have been killed while it forked.
             (due_ns, users_due_ns) = (0, 0);
+            asleep.end();
         }
         if runtime.companion.is_asked_to_end() {
             farewell::answer(runtime);
@@ -183,12 +185,19 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             let _inside = runtime.fork.gate.enter();
             if receive_notices(runtime) {
                 due_ns = 0;
+                asleep.end();
             }
             if now_ns() >= due_ns {
-                let Some(sleep) = sample(runtime, &mut history) else { continue };
-                history.set_crowd(crowd(runtime, &history));
-                let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
-                due_ns = now_ns() + sleep.as_nanos() as u64;
+                due_ns = match look_at_sleeper(runtime, &user, &asleep) {
+                    Some(next_look_ns) => next_look_ns,
+                    None => {
+                        let Some(sleep) = sample(runtime, &mut history) else { continue };
+                        note_sleep(runtime, &user, &history, &mut asleep);
+                        history.set_crowd(crowd(runtime, &history));
+                        let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
+                        now_ns() + sleep.as_nanos() as u64
+                    }
+                };
             }
         }
         // A notice that came while others were received has not woken the monitor.
@@ -208,6 +217,30 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             // The process has woken.
             (due_ns, users_due_ns) = (0, 0);
         }
+    }
+}
+
+/// Returns the time of the next look if the process is asleep, so that it needs no sample now.
+fn look_at_sleeper(runtime: &'static Runtime, user: &User, asleep: &Asleep) -> Option<u64> {
+    let budget = &runtime.context.budget;
+    if budget.own_slot().request.pending().is_some() {
+        return None;
+    }
+    let (awake, _) = budget.control().awake_processes();
+    let others = if awake > 0 { Others::Awake } else { Others::Quiet };
+    asleep.next_look_ns(now_ns(), || user.cpu_time(), budget.room_pages(), others)
+}
+
+/// Notes after a sample whether the process may be asleep. That of a dormant monitor is known to
+/// be, and it looks more rarely.
+fn note_sleep(runtime: &'static Runtime, user: &User, history: &History, asleep: &mut Asleep) {
+    let has_work = runtime.context.settings.torture
+        || runtime.dormancy.lasts()
+        || runtime.held_faults.are_left()
+        || runtime.mapping_events().is_none_or(|events| events.activated.engine.always_has_work());
+    match history.is_quiet() && !has_work {
+        true => asleep.note_quiet(now_ns(), user.cpu_time(), history.seen.1),
+        false => asleep.end(),
     }
 }
 

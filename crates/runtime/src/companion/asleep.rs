@@ -1,0 +1,147 @@
+//! Notices that a managed process is asleep: its monitor then only asks for the process's CPU time
+//! and for the tree's room, most of the time.
+//!
+//! Near its limit a process is sampled every few milliseconds, because it may grow at memory speed.
+//! A process whose threads all wait cannot grow. It is asleep if no sample has found a change for a
+//! while, and it has used no CPU time since. Other processes that share its memory may run
+//! meanwhile, so it is sampled from time to time even then.
+//!
+//! Only the monitor uses this. There is no lock.
+
+use std::time::Duration;
+
+/// A process that has used no CPU time for this long is asleep.
+const ASLEEP_AFTER_NS: u64 = 1_000_000_000;
+/// Maximum time between two samples of a process that is asleep.
+const SAMPLE_INTERVAL_NS: u64 = 200_000_000;
+/// Minimum and maximum time between two looks at a process that is asleep: when it wakes, it may
+/// grow at memory speed for as long. The longer it has been asleep, the longer the time.
+const MIN_LOOK_INTERVAL_NS: u64 = 16_000_000;
+const MAX_LOOK_INTERVAL_NS: u64 = 50_000_000;
+/// The share of its sleep that is the time between two looks.
+const LOOK_SHARE: u64 = 64;
+/// The time between two looks while other processes of the tree change their size: they may need
+/// its memory.
+const CROWDED_LOOK_INTERVAL_NS: u64 = 4_000_000;
+
+/// Whether other processes of the tree change their size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Others {
+    /// They do.
+    Awake,
+    /// None does.
+    Quiet,
+}
+
+/// What the monitor knows of the sleep of its process.
+#[derive(Debug, Default)]
+pub(crate) struct Asleep {
+    /// The CPU time that the process had used at the first sample of its sleep.
+    cpu_time: Option<Duration>,
+    /// When that was.
+    since_ns: u64,
+    /// The last sample.
+    sampled_ns: u64,
+    /// The tree's room then.
+    room_pages: i64,
+}
+
+impl Asleep {
+    /// Notes a sample, which has found nothing to do and no change for a while.
+    pub fn note_quiet(&mut self, now_ns: u64, cpu_time: Option<Duration>, room_pages: i64) {
+        if cpu_time != self.cpu_time {
+            (self.cpu_time, self.since_ns) = (cpu_time, now_ns);
+        }
+        (self.sampled_ns, self.room_pages) = (now_ns, room_pages);
+    }
+
+    /// Notes that the process is awake, or must be sampled for another reason.
+    pub fn end(&mut self) {
+        self.cpu_time = None;
+    }
+
+    /// Returns the time of the next look if no sample is needed now.
+    pub fn next_look_ns(
+        &self,
+        now_ns: u64,
+        cpu_time: impl FnOnce() -> Option<Duration>,
+        room_pages: i64,
+        others: Others,
+    ) -> Option<u64> {
+        let is_asleep = self.cpu_time.is_some()
+            && now_ns >= self.since_ns + ASLEEP_AFTER_NS
+            && now_ns < self.sampled_ns + SAMPLE_INTERVAL_NS
+            && room_pages >= self.room_pages
+            && cpu_time() == self.cpu_time;
+        if !is_asleep {
+            return None;
+        }
+        let interval_ns = match others {
+            Others::Awake => CROWDED_LOOK_INTERVAL_NS,
+            Others::Quiet => ((now_ns - self.since_ns) / LOOK_SHARE).clamp(MIN_LOOK_INTERVAL_NS, MAX_LOOK_INTERVAL_NS),
+        };
+        Some(now_ns + interval_ns)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const USED: Option<Duration> = Some(Duration::from_millis(7));
+
+    /// Samples each 4 ms for `ms` ms. Returns when it ends.
+    fn sampled(asleep: &mut Asleep, from_ns: u64, ms: u64, cpu_time: Option<Duration>) -> u64 {
+        for at in (0..=ms).step_by(4) {
+            asleep.note_quiet(from_ns + at * MS, cpu_time, 100);
+        }
+        from_ns + ms * MS
+    }
+
+    fn is_asleep(asleep: &Asleep, now_ns: u64, cpu_time: Option<Duration>, room_pages: i64) -> bool {
+        asleep.next_look_ns(now_ns, || cpu_time, room_pages, Others::Quiet).is_some()
+    }
+
+    #[test]
+    fn a_process_without_cpu_time_is_asleep_after_a_second() {
+        let mut asleep = Asleep::default();
+        let now_ns = sampled(&mut asleep, 0, 996, USED);
+        assert!(!is_asleep(&asleep, now_ns + MS, USED, 100));
+        let now_ns = sampled(&mut asleep, now_ns, 8, USED);
+        assert!(is_asleep(&asleep, now_ns + MS, USED, 100));
+        let look = |others| asleep.next_look_ns(now_ns, || USED, 100, others);
+        assert_eq!(look(Others::Quiet), Some(now_ns + 16 * MS));
+        assert_eq!(look(Others::Awake), Some(now_ns + 4 * MS));
+        let now_ns = sampled(&mut asleep, now_ns, 10_000, USED);
+        assert_eq!(asleep.next_look_ns(now_ns, || USED, 100, Others::Quiet), Some(now_ns + 50 * MS));
+    }
+
+    #[test]
+    fn cpu_time_less_room_and_time_need_a_sample() {
+        let mut asleep = Asleep::default();
+        let now_ns = sampled(&mut asleep, 0, 2000, USED);
+        assert!(is_asleep(&asleep, now_ns + MS, USED, 101), "another process has shrunk");
+        assert!(!is_asleep(&asleep, now_ns + MS, USED, 99), "another process has grown");
+        assert!(!is_asleep(&asleep, now_ns + MS, USED.map(|used| used + Duration::from_nanos(1)), 100));
+        assert!(!is_asleep(&asleep, now_ns + 200 * MS, USED, 100), "the sample is old");
+        asleep.end();
+        assert!(!is_asleep(&asleep, now_ns + MS, USED, 100));
+    }
+
+    #[test]
+    fn a_process_that_woke_is_sampled_for_a_second() {
+        let mut asleep = Asleep::default();
+        let now_ns = sampled(&mut asleep, 0, 2000, USED);
+        let woken = USED.map(|used| used + Duration::from_micros(1));
+        let now_ns = sampled(&mut asleep, now_ns, 500, woken);
+        assert!(!is_asleep(&asleep, now_ns + MS, woken, 100));
+    }
+
+    #[test]
+    fn a_process_whose_cpu_time_is_unknown_is_sampled() {
+        let mut asleep = Asleep::default();
+        let now_ns = sampled(&mut asleep, 0, 2000, None);
+        assert!(!is_asleep(&asleep, now_ns + MS, None, 100));
+    }
+}
