@@ -1,4 +1,4 @@
-//! Notices that a managed process is asleep: its monitor then only asks for the process's CPU time
+//! Notices that a process is asleep: its monitor then only asks for the process's CPU time
 //! and for the tree's room, most of the time.
 //!
 //! Near its limit a process is sampled every few milliseconds, because it may grow at memory speed.
@@ -20,17 +20,17 @@ const MIN_LOOK_INTERVAL_NS: u64 = 16_000_000;
 const MAX_LOOK_INTERVAL_NS: u64 = 50_000_000;
 /// The share of its sleep that is the time between two looks.
 const LOOK_SHARE: u64 = 64;
-/// The time between two looks while other processes of the tree change their size: they may need
-/// its memory.
-const CROWDED_LOOK_INTERVAL_NS: u64 = 4_000_000;
+/// The time between two looks at a process that must be looked at often.
+const OFTEN_INTERVAL_NS: u64 = 4_000_000;
 
-/// Whether other processes of the tree change their size.
+/// How often a process that is asleep must be looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Others {
-    /// They do.
-    Awake,
-    /// None does.
-    Quiet,
+pub(crate) enum Looks {
+    /// It is not managed, so that no notice tells that it grows, or other processes of the tree
+    /// change their size and may need its memory.
+    Often,
+    /// The longer it has been asleep, the more rarely.
+    Rarely,
 }
 
 /// What the monitor knows of the sleep of its process.
@@ -44,15 +44,18 @@ pub(crate) struct Asleep {
     sampled_ns: u64,
     /// The tree's room then.
     room_pages: i64,
+    /// The time until the next sample that it asked for.
+    pause_ns: u64,
 }
 
 impl Asleep {
-    /// Notes a sample, which has found nothing to do and no change for a while.
-    pub fn note_quiet(&mut self, now_ns: u64, cpu_time: Option<Duration>, room_pages: i64) {
+    /// Notes a sample, which has found nothing to do and no change for a while, and asks for the
+    /// next one after `pause`.
+    pub fn note_quiet(&mut self, now_ns: u64, cpu_time: Option<Duration>, room_pages: i64, pause: Duration) {
         if cpu_time != self.cpu_time {
             (self.cpu_time, self.since_ns) = (cpu_time, now_ns);
         }
-        (self.sampled_ns, self.room_pages) = (now_ns, room_pages);
+        (self.sampled_ns, self.room_pages, self.pause_ns) = (now_ns, room_pages, pause.as_nanos() as u64);
     }
 
     /// Notes that the process is awake, or must be sampled for another reason.
@@ -66,7 +69,7 @@ impl Asleep {
         now_ns: u64,
         cpu_time: impl FnOnce() -> Option<Duration>,
         room_pages: i64,
-        others: Others,
+        looks: Looks,
     ) -> Option<u64> {
         let is_asleep = self.cpu_time.is_some()
             && now_ns >= self.since_ns + ASLEEP_AFTER_NS
@@ -76,11 +79,11 @@ impl Asleep {
         if !is_asleep {
             return None;
         }
-        let interval_ns = match others {
-            Others::Awake => CROWDED_LOOK_INTERVAL_NS,
-            Others::Quiet => ((now_ns - self.since_ns) / LOOK_SHARE).clamp(MIN_LOOK_INTERVAL_NS, MAX_LOOK_INTERVAL_NS),
+        let interval_ns = match looks {
+            Looks::Often => OFTEN_INTERVAL_NS,
+            Looks::Rarely => ((now_ns - self.since_ns) / LOOK_SHARE).clamp(MIN_LOOK_INTERVAL_NS, MAX_LOOK_INTERVAL_NS),
         };
-        Some(now_ns + interval_ns)
+        Some(now_ns + interval_ns.max(self.pause_ns))
     }
 }
 
@@ -94,13 +97,13 @@ mod tests {
     /// Samples each 4 ms for `ms` ms. Returns when it ends.
     fn sampled(asleep: &mut Asleep, from_ns: u64, ms: u64, cpu_time: Option<Duration>) -> u64 {
         for at in (0..=ms).step_by(4) {
-            asleep.note_quiet(from_ns + at * MS, cpu_time, 100);
+            asleep.note_quiet(from_ns + at * MS, cpu_time, 100, Duration::from_millis(2));
         }
         from_ns + ms * MS
     }
 
     fn is_asleep(asleep: &Asleep, now_ns: u64, cpu_time: Option<Duration>, room_pages: i64) -> bool {
-        asleep.next_look_ns(now_ns, || cpu_time, room_pages, Others::Quiet).is_some()
+        asleep.next_look_ns(now_ns, || cpu_time, room_pages, Looks::Rarely).is_some()
     }
 
     #[test]
@@ -110,11 +113,14 @@ mod tests {
         assert!(!is_asleep(&asleep, now_ns + MS, USED, 100));
         let now_ns = sampled(&mut asleep, now_ns, 8, USED);
         assert!(is_asleep(&asleep, now_ns + MS, USED, 100));
-        let look = |others| asleep.next_look_ns(now_ns, || USED, 100, others);
-        assert_eq!(look(Others::Quiet), Some(now_ns + 16 * MS));
-        assert_eq!(look(Others::Awake), Some(now_ns + 4 * MS));
+        let look = |looks| asleep.next_look_ns(now_ns, || USED, 100, looks);
+        assert_eq!(look(Looks::Rarely), Some(now_ns + 16 * MS));
+        assert_eq!(look(Looks::Often), Some(now_ns + 4 * MS));
+        asleep.note_quiet(now_ns, USED, 100, Duration::from_millis(70));
+        let look = |looks| asleep.next_look_ns(now_ns, || USED, 100, looks);
+        assert_eq!(look(Looks::Often), Some(now_ns + 70 * MS), "looks are no more frequent than samples");
         let now_ns = sampled(&mut asleep, now_ns, 10_000, USED);
-        assert_eq!(asleep.next_look_ns(now_ns, || USED, 100, Others::Quiet), Some(now_ns + 50 * MS));
+        assert_eq!(asleep.next_look_ns(now_ns, || USED, 100, Looks::Rarely), Some(now_ns + 50 * MS));
     }
 
     #[test]

@@ -12,7 +12,7 @@
 use crate::address_space::adopt::adopt_mappings;
 use crate::address_space::mapping_events::{MappingEvents, is_receiver_starved};
 use crate::companion::activate::activate;
-use crate::companion::asleep::{Asleep, Others};
+use crate::companion::asleep::{Asleep, Looks};
 use crate::companion::end::{cannot_activate, check_users};
 use crate::companion::farewell;
 use crate::companion::memory_users::User;
@@ -192,7 +192,7 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
                     Some(next_look_ns) => next_look_ns,
                     None => {
                         let Some(sleep) = sample(runtime, &mut history) else { continue };
-                        note_sleep(runtime, &user, &history, &mut asleep);
+                        note_sleep(runtime, &user, &history, sleep, &mut asleep);
                         history.set_crowd(crowd(runtime, &history));
                         let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
                         now_ns() + sleep.as_nanos() as u64
@@ -227,19 +227,19 @@ fn look_at_sleeper(runtime: &'static Runtime, user: &User, asleep: &Asleep) -> O
         return None;
     }
     let (awake, _) = budget.control().awake_processes();
-    let others = if awake > 0 { Others::Awake } else { Others::Quiet };
-    asleep.next_look_ns(now_ns(), || user.cpu_time(), budget.room_pages(), others)
+    let looks = if awake > 0 || runtime.activation.get().is_none() { Looks::Often } else { Looks::Rarely };
+    asleep.next_look_ns(now_ns(), || user.cpu_time(), budget.room_pages(), looks)
 }
 
-/// Notes after a sample whether the process may be asleep. That of a dormant monitor is known to
-/// be, and it looks more rarely.
-fn note_sleep(runtime: &'static Runtime, user: &User, history: &History, asleep: &mut Asleep) {
+/// Notes after a sample, which asks for the next one after `pause`, whether the process may be
+/// asleep. That of a dormant monitor is known to be, and it looks more rarely.
+fn note_sleep(runtime: &'static Runtime, user: &User, history: &History, pause: Duration, asleep: &mut Asleep) {
     let has_work = runtime.context.settings.torture
         || runtime.dormancy.lasts()
         || runtime.held_faults.are_left()
-        || runtime.mapping_events().is_none_or(|events| events.activated.engine.always_has_work());
+        || runtime.mapping_events().is_some_and(|events| events.activated.engine.always_has_work());
     match history.is_quiet() && !has_work {
-        true => asleep.note_quiet(now_ns(), user.cpu_time(), history.seen.1),
+        true => asleep.note_quiet(now_ns(), user.cpu_time(), history.seen.1, pause),
         false => asleep.end(),
     }
 }
