@@ -223,11 +223,12 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
 /// Returns the time of the next look if the process is asleep, so that it needs no sample now.
 fn look_at_sleeper(runtime: &'static Runtime, user: &User, asleep: &Asleep) -> Option<u64> {
     let budget = &runtime.context.budget;
-    if budget.own_slot().request.pending().is_some() {
+    let are_others_awake = budget.control().awake_processes().0 > 0;
+    // Those that share pages wait for each other's measurements.
+    if budget.own_slot().request.pending().is_some() || are_others_awake && budget.shares() {
         return None;
     }
-    let (awake, _) = budget.control().awake_processes();
-    let looks = if awake > 0 || runtime.activation.get().is_none() { Looks::Often } else { Looks::Rarely };
+    let looks = if are_others_awake || runtime.activation.get().is_none() { Looks::Often } else { Looks::Rarely };
     asleep.next_look_ns(now_ns(), || user.cpu_time(), budget.room_pages(), looks)
 }
 
