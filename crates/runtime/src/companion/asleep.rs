@@ -63,27 +63,23 @@ impl Asleep {
         self.cpu_time = None;
     }
 
-    /// Returns the time of the next look if no sample is needed now.
-    pub fn next_look_ns(
-        &self,
-        now_ns: u64,
-        cpu_time: impl FnOnce() -> Option<Duration>,
-        room_pages: i64,
-        looks: Looks,
-    ) -> Option<u64> {
-        let is_asleep = self.cpu_time.is_some()
+    /// Returns whether the process is still asleep, so that it needs no sample now. `cpu_time` is
+    /// called only if nothing else shows that it needs one.
+    pub fn lasts(&self, now_ns: u64, room_pages: i64, cpu_time: impl FnOnce() -> Option<Duration>) -> bool {
+        self.cpu_time.is_some()
             && now_ns >= self.since_ns + ASLEEP_AFTER_NS
             && now_ns < self.sampled_ns + SAMPLE_INTERVAL_NS
             && room_pages >= self.room_pages
-            && cpu_time() == self.cpu_time;
-        if !is_asleep {
-            return None;
-        }
+            && cpu_time() == self.cpu_time
+    }
+
+    /// Returns the time of the next look at a process that is asleep.
+    pub fn next_look_ns(&self, now_ns: u64, looks: Looks) -> u64 {
         let interval_ns = match looks {
             Looks::Often => OFTEN_INTERVAL_NS,
             Looks::Rarely => ((now_ns - self.since_ns) / LOOK_SHARE).clamp(MIN_LOOK_INTERVAL_NS, MAX_LOOK_INTERVAL_NS),
         };
-        Some(now_ns + interval_ns.max(self.pause_ns))
+        now_ns + interval_ns.max(self.pause_ns)
     }
 }
 
@@ -103,7 +99,7 @@ mod tests {
     }
 
     fn is_asleep(asleep: &Asleep, now_ns: u64, cpu_time: Option<Duration>, room_pages: i64) -> bool {
-        asleep.next_look_ns(now_ns, || cpu_time, room_pages, Looks::Rarely).is_some()
+        asleep.lasts(now_ns, room_pages, || cpu_time)
     }
 
     #[test]
@@ -113,14 +109,18 @@ mod tests {
         assert!(!is_asleep(&asleep, now_ns + MS, USED, 100));
         let now_ns = sampled(&mut asleep, now_ns, 8, USED);
         assert!(is_asleep(&asleep, now_ns + MS, USED, 100));
-        let look = |looks| asleep.next_look_ns(now_ns, || USED, 100, looks);
-        assert_eq!(look(Looks::Rarely), Some(now_ns + 16 * MS));
-        assert_eq!(look(Looks::Often), Some(now_ns + 4 * MS));
+        assert_eq!(asleep.next_look_ns(now_ns, Looks::Rarely), now_ns + 16 * MS);
+        assert_eq!(asleep.next_look_ns(now_ns, Looks::Often), now_ns + 4 * MS);
         asleep.note_quiet(now_ns, USED, 100, Duration::from_millis(70));
-        let look = |looks| asleep.next_look_ns(now_ns, || USED, 100, looks);
-        assert_eq!(look(Looks::Often), Some(now_ns + 70 * MS), "looks are no more frequent than samples");
+        assert!(is_asleep(&asleep, now_ns, USED, 100));
+        assert_eq!(
+            asleep.next_look_ns(now_ns, Looks::Often),
+            now_ns + 70 * MS,
+            "looks are no more frequent than samples"
+        );
         let now_ns = sampled(&mut asleep, now_ns, 10_000, USED);
-        assert_eq!(asleep.next_look_ns(now_ns, || USED, 100, Looks::Rarely), Some(now_ns + 50 * MS));
+        assert!(is_asleep(&asleep, now_ns, USED, 100));
+        assert_eq!(asleep.next_look_ns(now_ns, Looks::Rarely), now_ns + 50 * MS);
     }
 
     #[test]

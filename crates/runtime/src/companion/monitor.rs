@@ -222,14 +222,17 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
 
 /// Returns the time of the next look if the process is asleep, so that it needs no sample now.
 fn look_at_sleeper(runtime: &'static Runtime, user: &User, asleep: &Asleep) -> Option<u64> {
-    let budget = &runtime.context.budget;
+    let (budget, now_ns) = (&runtime.context.budget, now_ns());
+    if !asleep.lasts(now_ns, budget.room_pages(), || user.cpu_time()) || budget.own_slot().request.pending().is_some() {
+        return None;
+    }
     let are_others_awake = budget.control().awake_processes().0 > 0;
     // Those that share pages wait for each other's measurements.
-    if budget.own_slot().request.pending().is_some() || are_others_awake && budget.shares() {
+    if are_others_awake && budget.shares() {
         return None;
     }
     let looks = if are_others_awake || runtime.activation.get().is_none() { Looks::Often } else { Looks::Rarely };
-    asleep.next_look_ns(now_ns(), || user.cpu_time(), budget.room_pages(), looks)
+    Some(asleep.next_look_ns(now_ns, looks))
 }
 
 /// Notes after a sample, which asks for the next one after `pause`, whether the process may be
