@@ -22,8 +22,9 @@ pub fn thread_cpu_ns() -> u64 {
 pub fn process_cpu_time(pid: u32) -> Option<Duration> {
     let pid = i32::try_from(pid).ok().filter(|&pid| pid > 0)?;
     let mut time = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let address = (&raw mut time).expose_provenance();
     // SAFETY: the call only writes `time`.
-    let failed = unsafe { syscall3(__NR_clock_gettime as usize, cpu_clock(pid), (&raw mut time).addr(), 0) };
+    let failed = unsafe { syscall3(__NR_clock_gettime as usize, cpu_clock(pid), address, 0) };
     (failed == 0).then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
