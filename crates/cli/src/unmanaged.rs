@@ -226,11 +226,11 @@ impl Process {
             return false;
         }
         self.bytes = bytes(&status, "RssAnon:");
-        if is_stopped(&status) {
-            // A debugger may hold it before it loads anything.
-            (self.seen, self.scheduled) = (Instant::now(), schedule(pid));
-        }
         if !self.is_certain {
+            if is_stopped(&status) {
+                // A debugger may hold it before it loads anything.
+                (self.seen, self.scheduled) = (Instant::now(), schedule(pid));
+            }
             // It may have executed another program, or be about to load the agent.
             let has_no_agent = match Loaded::of(pid) {
                 Loaded::Segment => return false,
