@@ -185,7 +185,6 @@ fn adopt(
     (registered.at_once)();
     let adopted = insert_registered(events, &parts, &mut pending);
     (registered.adopting)();
-    drop(paused);
     for range in adopted {
         if events.context.tracer.is_on() {
             trace_present(events, space, &range);
@@ -196,6 +195,9 @@ fn adopt(
             rest = left;
         }
     }
+    // Each call of the kernel above would wait 4 ms for threads that map and unmap all the time,
+    // and the program would fill what they map meanwhile.
+    drop(paused);
     pending.raise_again(space);
     true
 }

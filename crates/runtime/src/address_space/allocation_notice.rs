@@ -12,7 +12,7 @@
 //! grows by `brk` is known: an allocation above it is always new. (A mapping that grows into
 //! inaccessible address space faults by itself: [`crate::address_space::adopt`].)
 //!
-//! Allocating threads are *paused* while the agent activates, registers mappings, or waits for a
+//! Allocating threads are *paused* while the agent activates, adopts mappings, or waits for a
 //! moment without a pending mapping event. Threads that allocate at memory speed would otherwise
 //! keep the kernel's lock of the mappings from the monitor for tens of milliseconds.
 //!
