@@ -164,16 +164,23 @@ fn for_each_line(file: impl AsFd, found: &mut dyn FnMut(&[u8])) {
     }
 }
 
+/// Number of parts from which reading all mappings is faster than asking for those around each part:
+/// a line takes half a microsecond, and a part up to six calls of that time each.
+const MANY_PARTS: usize = 64;
+
 /// Calls `found` with the mappings that overlap one of `parts`, and with the one below the first of
-/// each part, in ascending order. `parts` ascend. Since Linux 6.11 the kernel returns only these
-/// mappings; older kernels make this read the whole file, and `found` gets all mappings.
+/// each part, in ascending order. `parts` ascend. If they are many, or the kernel is older than
+/// Linux 6.11, this reads the whole file, and `found` gets all mappings.
 pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn FnMut(&Mapping)) {
+    if parts.len() >= MANY_PARTS {
+        return for_each(maps, found);
+    }
     let mut reported = 0;
     for part in parts {
         let mut at = part.start.max(reported);
         let mut is_first = true;
         while at < part.end {
-            match ask(&maps, at, raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64) {
+            match ask(&maps, at, Expected::Any) {
                 Ok(mapping) if mapping.start >= part.end => break,
                 Ok(mapping) if is_first && mapping.start > reported => {
                     is_first = false;
@@ -185,7 +192,29 @@ pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn 
                 }
                 Err(Errno::NOENT) => return,
                 // Linux before 6.11 has no such ioctl.
-                Err(_) => return for_each(maps, &mut |mapping| found(mapping)),
+                Err(_) => return for_each(maps, found),
+            }
+        }
+    }
+}
+
+/// Calls `found` with the mappings that overlap one of `parts`, which ascend and were anonymous
+/// memory a moment ago, in ascending order. Linux before 6.11 makes this read the whole file, and
+/// `found` gets all mappings.
+pub fn for_each_in(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn FnMut(&Mapping)) {
+    let mut reported = 0;
+    for part in parts {
+        let mut at = part.start.max(reported);
+        while at < part.end {
+            match ask(&maps, at, Expected::Anonymous) {
+                Ok(mapping) if mapping.start >= part.end => break,
+                Ok(mapping) => {
+                    (at, reported) = (mapping.end, mapping.end);
+                    found(&mapping);
+                }
+                Err(Errno::NOENT) => return,
+                // Linux before 6.11 has no such ioctl.
+                Err(_) => return for_each(maps, found),
             }
         }
     }
@@ -194,39 +223,46 @@ pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn 
 /// Size of the buffer for a name, in bytes. Only names of files are longer.
 const NAME_BYTES: usize = 128;
 
-/// Returns the mapping that contains `address`, or another one that `flags` select.
+/// The mapping that a question expects.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expected {
+    /// Anonymous memory: its name is asked for at once.
+    Anonymous,
+    /// Any mapping. One with an inode counts as a file. Its name is not needed, and composing the
+    /// path would cost the kernel more than the rest of the query, so the name of any other is
+    /// asked for in a second query.
+    Any,
+}
+
+/// Returns the mapping that contains `address`, or the next one above it.
 ///
 /// # Errors
 /// Fails with `NOENT` if there is no such mapping, and with another error if the kernel has no such
 /// ioctl.
-fn ask(maps: impl AsFd, address: usize, flags: u64) -> Result<Mapping, Errno> {
+fn ask(maps: impl AsFd, address: usize, expected: Expected) -> Result<Mapping, Errno> {
     use raw::procmap_query_flags as flag;
     let name = [0u8; NAME_BYTES];
-    let mut query = question(address);
-    query.query_flags = flags;
-    // SAFETY: PROCMAP_QUERY takes a `procmap_query`, and this one refers to no buffers.
-    unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) }?;
-    // A mapping with an inode counts as a file. Its name is not needed, and composing the path
-    // would cost the kernel more than the rest of the query.
-    let mut has_name = query.inode == 0;
-    if has_name {
-        query = question(address);
-        query.query_flags = flags;
-        query.vma_name_addr = name.as_ptr().expose_provenance() as u64;
-        query.vma_name_size = NAME_BYTES as u32;
-        // SAFETY: PROCMAP_QUERY takes a `procmap_query`, and `name` has the size that this one
-        // gives.
-        let mut asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
-        if asked == Err(Errno::NAMETOOLONG) {
+    let unnamed =
+        raw::procmap_query { query_flags: flag::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64, ..question(address) };
+    let named = raw::procmap_query {
+        vma_name_addr: name.as_ptr().expose_provenance() as u64,
+        vma_name_size: NAME_BYTES as u32,
+        ..unnamed
+    };
+    let call = |mut query: raw::procmap_query| {
+        // SAFETY: PROCMAP_QUERY takes a `procmap_query`. It refers to no buffer, or to `name`, which
+        // has the size that it gives.
+        unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) }.map(|_| query)
+    };
+    let seen = if expected == Expected::Any { Some(call(unnamed)?) } else { None };
+    let (query, has_name) = match seen {
+        Some(query) if query.inode != 0 => (query, false),
+        _ => match call(named) {
             // Meanwhile a mapping of a file has replaced the mapping at this address.
-            has_name = false;
-            (query.vma_name_addr, query.vma_name_size) = (0, 0);
-            // SAFETY: PROCMAP_QUERY takes a `procmap_query`, and this one refers to no buffers any
-            // more.
-            asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
-        }
-        asked?;
-    }
+            Err(Errno::NAMETOOLONG) => (call(unnamed)?, false),
+            asked => (asked?, true),
+        },
+    };
     // The kernel wrote to `name`, whose address it got as a number: the compiler must not assume
     // zeros.
     let name = std::hint::black_box(&name);
@@ -419,6 +455,13 @@ mod tests {
             assert!(found.contains(file) && found.len() <= 2, "{file:x?} in {found:x?}");
             let below = &files[index - 1];
             assert_eq!(found.contains(below), below.end == file.start || found.len() == 2 && found[0] == *below);
+            let mut found = Vec::new();
+            for_each_in(&maps, &parts, &mut |mapping| found.push(mapping.start..mapping.end));
+            assert_eq!(found, [file.clone()]);
+            let many: Vec<_> = (file.start..).step_by(8).map(|at| at..at + 8).take(MANY_PARTS).collect();
+            let mut found = Vec::new();
+            for_each_around(&maps, &many, &mut |mapping| found.push(mapping.start..mapping.end));
+            assert!(found.contains(file) && found.contains(below));
         }
         let (mut found, everything) = (Vec::new(), 0..usize::MAX);
         for_each_around(&maps, &[everything], &mut |mapping| found.push(mapping.start..mapping.end));

@@ -214,7 +214,7 @@ fn insert_registered(
         let _received = events.receive_changes(pending);
         let mut registered = Vec::new();
         space.advices().receive(space.ranges());
-        maps::for_each_around(maps, candidates, &mut |mapping| {
+        maps::for_each_in(maps, candidates, &mut |mapping| {
             let after = candidates.partition_point(|range| range.end <= mapping.start);
             for range in candidates[after..].iter().take_while(|range| range.start < mapping.end) {
                 let part = range.start.max(mapping.start)..range.end.min(mapping.end);
@@ -258,6 +258,8 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
     let is_registered = |mapping: &Mapping| {
         !is_agents(mapping.start) && space.steady().is_some_and(|_steady| space.is_registered(mapping.start))
     };
+    let is_reserved =
+        |mapping: &Mapping| space.registered().containing(mapping.start).is_some() && is_registered(mapping);
     // A part of the arena is a mapping of its own for a moment. The read would fill a frame from
     // which a page moves just then.
     let is_stack = |mapping: &Mapping| {
@@ -277,6 +279,7 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
         // whatever lies below it now.
         let is_managed = may_be_managed(mapping)
             && (!below.is_some_and(|(below, _)| may_be_stack(mapping, below))
+                || space.ranges().missing(mapping.start..mapping.end).is_empty()
                 || is_registered(mapping)
                 || !is_stack(mapping));
         if is_managed {
@@ -289,7 +292,7 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
                 _ if is_accessible && is_registered(mapping) => {
                     found.others.extend(space.ranges().missing(mapping.start..mapping.end));
                 }
-                Some((_, true)) if !is_accessible && is_registered(mapping) => {
+                Some((_, true)) if !is_accessible && is_reserved(mapping) => {
                     found.others.extend(space.ranges().missing(mapping.start..window_end));
                 }
                 Some((below, true))
