@@ -326,6 +326,17 @@ def test_a_process_that_is_killed_while_it_starts_is_no_failure(built, how, tort
     assert not said, said
 
 
+@pytest.mark.parametrize("how", ["fork", "exec", "spawn"])
+@pytest.mark.parametrize("by", [[], ["unshare", "--user", "--map-root-user", "--pid", "--fork"]], ids=["subreaper", "process-1"])
+def test_a_subreaper_adopts_no_companion(built, how, by, torture):
+    """A program that adopts orphans counts its children and their signals. Before a fix it got the companions, too, and the
+    companion of a process 1's child that executed a program at once sometimes took its own guard for the program."""
+    if by and plain([*by, "true"]).code != 0:
+        pytest.skip("this machine allows no such namespaces")
+    got = foliomem([*by, built("subreaper.c"), 24, 20 if torture else 60, how], limit="16M", torture=torture, timeout=120).ok()
+    assert got.out == b"right\n", got.err
+
+
 @pytest.mark.parametrize("where", ["child", "session", "alone"])
 def test_the_tree_ends_when_the_supervisor_is_killed(built, where):
     program = built("held.c")

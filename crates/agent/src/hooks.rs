@@ -16,8 +16,9 @@
 //!   registering parts of it.
 //! - `pthread_create` and `thrd_create`: a new thread sends a notice before it does anything else
 //!   (`foliomem_sys::thread_control_block`).
-//! - `prctl` and `syscall`, if they install a system call filter: from then on the hooks make no
-//!   system calls of their own, except that starting threads wait on a futex.
+//! - `prctl` and `syscall`, if they make the process a subreaper: from then on it must not adopt
+//!   companions. Also if they install a system call filter: from then on the hooks make no system
+//!   calls of their own, except that starting threads wait on a futex.
 //! - `dl_iterate_phdr`: AddressSanitizer refuses to run if another library comes before it
 //!   (`crate::objects`).
 //!

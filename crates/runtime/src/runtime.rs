@@ -134,6 +134,12 @@ impl Runtime {
         fork_call::note_filter();
     }
 
+    /// Notes that the process has become a subreaper: the companions of the program's processes stay
+    /// their children from now on.
+    pub fn note_subreaper(&self) {
+        self.context.budget.control().note_subreaper();
+    }
+
     /// Notes that the program wants to lock all of its memory, which the agent prevents. Warns once
     /// in a process.
     pub fn note_mlockall(&self) {

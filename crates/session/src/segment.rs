@@ -32,7 +32,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 27;
+const VERSION: u64 = 28;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -79,6 +79,8 @@ shared_words! {
         pub(crate) core_dump_announced: AtomicU32,
         /// 1 once a process found no free slot.
         pub(crate) is_crowded: AtomicU32,
+        /// 1 once a process of the program has become a subreaper.
+        pub(crate) has_subreaper: AtomicU32,
         /// The path of the [`door`], up to its first 0 byte; empty without a door.
         pub(crate) door: [AtomicU64; DOOR_WORDS],
         /// Why the run must end.

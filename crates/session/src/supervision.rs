@@ -52,6 +52,17 @@ impl Control {
         process_exit_notice::is_marked(&self.header.supervisor) && self.header.is_over.load(Ordering::Acquire) == 0
     }
 
+    /// Notes that a process of the program is a subreaper, which would adopt companions.
+    pub fn note_subreaper(&self) {
+        // Relaxed: a fork, or the start of a program, orders it before the next companion.
+        self.header.has_subreaper.store(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether a process of the program has become a subreaper.
+    pub fn has_subreaper(&self) -> bool {
+        self.header.has_subreaper.load(Ordering::Relaxed) != 0
+    }
+
     /// Learns whether the calling process is in another pid namespace than the supervisor.
     pub fn learn_pid_namespace(&self) {
         let (theirs, own) = (self.header.pid_namespace.load(Ordering::Relaxed), own_pid_namespace());

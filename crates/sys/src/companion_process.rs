@@ -7,9 +7,10 @@
 //!
 //! An *intermediate* process starts the companion, and ends when the monitor has answered. So the
 //! companion is not a child that the program might wait for: the supervisor, a subreaper, adopts
-//! it. If the program itself would adopt it (it is a subreaper, or the first process of a pid
+//! it. If a process of the program would adopt it (a subreaper, or the first process of a pid
 //! namespace), the intermediate only waits for the answer. The companion is then a child that only
-//! waits with `__WALL` or `__WCLONE` report.
+//! waits with `__WALL` or `__WCLONE` report, and a process that ends itself reaps it first: a
+//! subreaper would adopt it otherwise, and get SIGCHLD.
 //!
 //! The starting thread sleeps in the kernel's wait of vfork(2) meanwhile. The state under `/proc`
 //! is then `D`. In any other wait of the agent the state would be `S`: a program that polls its
@@ -27,13 +28,13 @@
 //!
 //! There is no lock: atomics and the kernel's clearing of words order everything.
 
-use crate::clock::{now_ns, timespec};
+use crate::clock::{now_ns, sleep, timespec};
 use crate::identity;
 use crate::interception::fork_call;
 use crate::region::Region;
 use crate::seccomp::{self, Call};
 use crate::signals;
-use crate::thread::{self, Kind, Spec};
+use crate::thread::{self, Kind, Reaped, Spec};
 use crate::thread_control_block::{self, BLOCK_PAGES};
 use crate::word_wait::{self, ExitWord, Found};
 use foliomem_sync::atomic as sync;
@@ -45,6 +46,8 @@ use std::time::Duration;
 
 /// Interval at which a thread that waits for the companion checks that the companion is alive.
 const ANSWER_PAUSE: Duration = Duration::from_millis(20);
+/// Interval at which a process that ends checks whether its companion has ended.
+const REAP_PAUSE: Duration = Duration::from_micros(100);
 /// Maximum time in nanoseconds in which a thread yields to an intermediate that is about to end.
 const MAX_YIELDING_NS: u64 = 20_000_000;
 
@@ -78,9 +81,9 @@ pub struct Companion {
     intermediate: AtomicU32,
     /// Process id of the guard; 0 when it has ended.
     guard: AtomicU32,
-    /// Numbers of the agent's processes under `/proc`, by [`Member`]. `/proc` may be of another pid
-    /// namespace.
-    numbers: [AtomicU32; 2],
+    /// Number of the companion under `/proc`, which may be of another pid namespace; 0 if it is
+    /// unknown.
+    number: AtomicU32,
     /// Process id of the program.
     program: AtomicI32,
     /// Address of the exit word; 0 if it is unknown.
@@ -91,6 +94,8 @@ pub struct Companion {
     answer: AtomicU32,
     /// Whether the companion is about to end by itself.
     is_over: AtomicBool,
+    /// Whether the companion is a child of the program.
+    is_child: AtomicBool,
     /// Number of the program under `/proc`; 0 if it is unknown.
     program_number: AtomicU32,
     /// The agreement of the program and the companion about the program's end: a [`Farewell`].
@@ -116,12 +121,13 @@ impl Companion {
             id: AtomicU32::new(0),
             intermediate: AtomicU32::new(0),
             guard: AtomicU32::new(0),
-            numbers: Default::default(),
+            number: AtomicU32::new(0),
             program: AtomicI32::new(0),
             exit_word: AtomicUsize::new(0),
             exit_id: AtomicU32::new(0),
             answer: AtomicU32::new(0),
             is_over: AtomicBool::new(false),
+            is_child: AtomicBool::new(false),
             program_number: AtomicU32::new(0),
             farewell: AtomicU32::new(Farewell::None as u32),
             last_pages: Default::default(),
@@ -151,8 +157,9 @@ impl Companion {
             exit_word,
             exit_id,
             is_over,
+            is_child,
             guard,
-            numbers,
+            number,
             farewell,
             // Written before the monitor reads it.
             last_pages: _,
@@ -173,10 +180,12 @@ impl Companion {
         is_over.store(false, Ordering::Relaxed);
         guard.store(0, Ordering::Relaxed);
         farewell.store(Farewell::None as u32, Ordering::Relaxed);
-        numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
+        number.store(0, Ordering::Relaxed);
         // Inside of a pid namespace of the program, a process of the program would adopt the
         // companion.
-        if adoption == Adoption::ByProgram || own.is_init() || identity::is_nested() {
+        let stays = adoption == Adoption::ByProgram || own.is_init() || identity::is_nested();
+        is_child.store(stays, Ordering::Relaxed);
+        if stays {
             // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static,
             // like `self`.
             unsafe { self.spawn(entry, argument) }?;
@@ -333,16 +342,19 @@ impl Companion {
         self.program_number.load(Ordering::Relaxed)
     }
 
-    /// Notes the number of the calling process `member` under `/proc`.
-    pub fn note_number(&self, member: Member, number: Option<u32>) {
-        self.numbers[member as usize].store(number.unwrap_or(0), Ordering::Relaxed);
+    /// Notes the number of the companion under `/proc`. The companion calls it.
+    pub fn note_number(&self, number: Option<u32>) {
+        self.number.store(number.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Returns all numbers that the agent's processes may have under `/proc`: those that they
-    /// noted, and their process ids. A number is 0 if it is unknown.
-    pub fn numbers(&self) -> [u32; 4] {
-        let [companion, guard] = &self.numbers;
-        [companion, guard, &self.id, &self.guard].map(|number| number.load(Ordering::Relaxed))
+    /// Returns the number of the companion under `/proc`; 0 if it is unknown.
+    pub fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// Returns the process ids of the agent's processes that have not ended.
+    pub fn processes(&self) -> [Option<Pid>; 2] {
+        [self.process(), self.guard()]
     }
 
     /// Asks the companion to end, and waits for that until `until_ns` of the monotonic clock.
@@ -367,6 +379,23 @@ impl Companion {
             let time = ANSWER_PAUSE.min(Duration::from_nanos(left_ns));
             // The kernel wakes sleepers on the word with a futex of the shared kind.
             let _ = futex::wait(&self.id, futex::Flags::empty(), id, Some(&timespec(time)));
+        }
+    }
+
+    /// Reaps the companion, which has ended, and those of programs that the process has executed
+    /// before, if they are children of the calling process. It waits for their ends at most until
+    /// `until_ns` of the monotonic clock: among the children may be others that send no SIGCHLD.
+    /// The program's only thread calls it when it is about to end.
+    pub fn reap_children(&self, until_ns: u64) {
+        if !self.is_child.load(Ordering::Relaxed) {
+            return;
+        }
+        loop {
+            match thread::reap_signalless() {
+                Reaped::One => {}
+                Reaped::NoneYet if now_ns() < until_ns => sleep(REAP_PAUSE),
+                Reaped::NoneYet | Reaped::NoChildren => return,
+            }
         }
     }
 
@@ -454,21 +483,12 @@ enum Farewell {
     Stays,
 }
 
-/// A long-lived process of the agent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Member {
-    /// The companion.
-    Companion,
-    /// Its guard.
-    Guard,
-}
-
 /// The process that adopts an orphan of the calling process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// The supervisor, or another process above the program.
+    /// The supervisor.
     ByOthers,
-    /// The program itself.
+    /// A process of the program.
     ByProgram,
 }
 

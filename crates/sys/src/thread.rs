@@ -244,6 +244,28 @@ pub fn reap_ended(id: Pid) -> bool {
     wait_for(id, raw::WNOHANG) != 0
 }
 
+/// What [`reap_signalless`] has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reaped {
+    /// It has reaped a child.
+    One,
+    /// There are such children. None of them has ended.
+    NoneYet,
+    /// There is no such child.
+    NoChildren,
+}
+
+/// Reaps a child of the caller that has ended and sends no SIGCHLD, such as a process of [`spawn`].
+pub fn reap_signalless() -> Reaped {
+    let (number, options) = (raw::__NR_wait4 as usize, raw::__WCLONE | raw::WNOHANG);
+    // SAFETY: the call gets no address for the status, so it writes nothing.
+    match unsafe { syscall4(number, usize::MAX, 0, options as usize, 0) } {
+        0 => Reaped::NoneYet,
+        1.. => Reaped::One,
+        _ => Reaped::NoChildren,
+    }
+}
+
 /// Returns whether the calling process has no children whose end sends SIGCHLD.
 pub fn has_no_children() -> bool {
     let (number, options) = (raw::__NR_waitid as usize, (raw::WEXITED | raw::WNOHANG | raw::WNOWAIT) as usize);

@@ -66,6 +66,9 @@ unsafe extern "C" fn syscall_hooked(
             libc::SYS_prctl if a == PR_SET_SYSCALL_USER_DISPATCH as usize => {
                 dispatched(b, e, real(number, a, b, c, d, e, f))
             }
+            libc::SYS_prctl if a == libc::PR_SET_CHILD_SUBREAPER as usize => {
+                adopting(b, real(number, a, b, c, d, e, f))
+            }
             libc::SYS_seccomp if a as u32 <= libc::SECCOMP_SET_MODE_FILTER => {
                 filtered(|| real(number, a, b, c, d, e, f))
             }
@@ -111,8 +114,18 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
     match option {
         libc::PR_SET_SECCOMP => filtered(set),
         PR_SET_SYSCALL_USER_DISPATCH => dispatched(a, d, set()),
+        libc::PR_SET_CHILD_SUBREAPER => adopting(a, set()),
         _ => set(),
     }
+}
+
+/// Notes that the process adopts orphans if `adopts` is not 0 and the call has succeeded. Returns
+/// `result`.
+fn adopting<R: Into<c_long> + Copy>(adopts: usize, result: R) -> R {
+    if result.into() == 0 && adopts != 0 {
+        runtime().into_iter().for_each(Runtime::note_subreaper);
+    }
+    result
 }
 
 /// Notes that the program has turned Syscall User Dispatch on or off, if that has succeeded.

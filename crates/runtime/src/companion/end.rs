@@ -102,7 +102,7 @@ fn find_other(runtime: &'static Runtime, user: &User) -> Option<User> {
     let (Some(files), Some(statm)) = (&*runtime.context.files, runtime.context.budget.statm()) else {
         unreachable!("the monitor opens them first")
     };
-    memory_users::find(&files.proc, statm, user, &runtime.companion.numbers())
+    memory_users::find(&files.proc, statm, user, runtime.companion.processes())
 }
 
 /// Kills all processes that use the memory, and waits for their end: after the companion's end they

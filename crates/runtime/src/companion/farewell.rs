@@ -38,6 +38,7 @@ pub(crate) fn take_leave(runtime: &'static Runtime) {
     let until_ns = now_ns() + MAX_WAIT_NS;
     if runtime.companion.ask_to_end(|| runtime.fork.quiesce.wake_monitor(), until_ns) {
         runtime.workers.wait_for_end(until_ns);
+        runtime.companion.reap_children(until_ns);
     }
 }
 

@@ -9,7 +9,6 @@ use crate::companion::error::RuntimeError;
 use crate::companion::memory_users;
 use crate::companion::start::set_name;
 use crate::runtime::Runtime;
-use foliomem_sys::companion_process::Member;
 use foliomem_sys::pagemap;
 use foliomem_sys::signals;
 use foliomem_sys::thread;
@@ -26,9 +25,6 @@ extern "C" fn guard_entry(argument: *mut u8) {
 /// Waits until the companion ends. If the companion was killed, the program must not go on: its
 /// swapped-out memory is lost, and would read as zeros when the last userfaultfd is closed.
 fn guard(runtime: &'static Runtime) -> ! {
-    if let Some(files) = &*runtime.context.files {
-        runtime.companion.note_number(Member::Guard, memory_users::own_number(&files.proc));
-    }
     // On a busy machine, the companion may end before its guard gets a CPU.
     match runtime.companion.process().map(memory_users::open_pidfd) {
         Some(Ok(Some(pidfd))) => {
@@ -62,7 +58,7 @@ fn guard(runtime: &'static Runtime) -> ! {
 /// program would crash, too.
 fn has_crashed(runtime: &'static Runtime) -> bool {
     let Some(files) = &*runtime.context.files else { return false };
-    let [companion, ..] = runtime.companion.numbers();
+    let companion = runtime.companion.number();
     let stat = memory_users::open_in(&files.proc, format_args!("{companion}/stat"));
     // The supervisor marks the crash before it reaps the companion.
     let status = stat.and_then(pagemap::exit_status).filter(|&status| status != 0);

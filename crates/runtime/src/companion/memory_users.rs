@@ -169,16 +169,19 @@ pub(crate) fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
 }
 
 /// Finds another user of the memory after `last` has left: one of its threads, or another process.
-/// `own` are the ids of the agent's processes, as `proc` numbers them.
-pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<User> {
+/// `own` are the agent's processes.
+pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: [Option<Pid>; 2]) -> Option<User> {
     if uses_alone() {
         return None;
     }
     if let Some(user) = find_thread(proc, ours, last.number) {
         return Some(user);
     }
+    // The agent's processes are known by their own pids: in a nested namespace, a process that has
+    // just started does not know its number yet.
+    let is_agents = |number| own_pid_of(proc, number).is_some_and(|pid| own.contains(&Some(pid)));
     find_id(proc, format_args!("."), |number| {
-        if number == last.number || own.contains(&number) {
+        if number == last.number || is_agents(number) {
             return None;
         }
         let statm = open_in(proc, format_args!("{number}/statm"))?;
@@ -400,7 +403,7 @@ mod tests {
     /// Checks what a guard calls when the companion has been killed inside the heap's lock.
     fn assert_allocates_nothing(proc: &OwnedFd, ours: &OwnedFd, stranger: &User, own: u32) {
         let allocations = allocation_counter::measure(|| {
-            let user = find(proc, ours, stranger, &[own]).unwrap();
+            let user = find(proc, ours, stranger, [Pid::from_raw(own as i32), None]).unwrap();
             assert!(user.lives());
             assert!(User::open(proc, user.pid, user.number).unwrap().remains(ours));
             assert!(find_thread(proc, ours, user.number).is_none() && find_thread(proc, ours, own).is_some());
@@ -425,7 +428,7 @@ mod tests {
         let stranger = User::open(&proc, Pid::from_raw(other.id() as i32).unwrap(), other.id()).unwrap();
         assert!(!stranger.remains(&ours));
         // Other tests start processes that share this memory for a moment.
-        let others = || find(&proc, &ours, &stranger, &[own]).map(|user| user.pid);
+        let others = || find(&proc, &ours, &stranger, [Pid::from_raw(own as i32), None]).map(|user| user.pid);
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while others().is_some() && std::time::Instant::now() < until {}
         let stack = Box::leak(Box::new(Region::reserve(512 << 10).unwrap()));

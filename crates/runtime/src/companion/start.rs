@@ -27,7 +27,7 @@ use foliomem_session::process_table::SlotIndex;
 use foliomem_session::segment::Control;
 use foliomem_sync::Mutex;
 use foliomem_sys::agent_memory::AgentMemory;
-use foliomem_sys::companion_process::{Adoption, Answer, Children, Companion, Member, Stacks};
+use foliomem_sys::companion_process::{Adoption, Answer, Children, Companion, Stacks};
 use foliomem_sys::cpus::{Urgency, set_urgency};
 use foliomem_sys::process_exit_notice::ProcessExitNotice;
 use foliomem_sys::seccomp::{self, Call};
@@ -67,14 +67,12 @@ pub fn start(
         exit_notice: ProcessExitNotice::default(),
         fork: ForkState::new(fork_stack, slot),
     }));
-    let adopts = rustix::process::child_subreaper().is_ok_and(|adopts| adopts.is_some());
+    // The program may have been executed by one that is a subreaper.
+    if rustix::process::child_subreaper().is_ok_and(|adopts| adopts.is_some()) {
+        control.note_subreaper();
+    }
     device.into_iter().for_each(|device| runtime.fork.device.give(device));
-    let started = start_companion(
-        runtime,
-        rustix::process::getpid(),
-        if adopts { Adoption::ByProgram } else { Adoption::ByOthers },
-        Children::of_caller(),
-    );
+    let started = start_companion(runtime, rustix::process::getpid(), Children::of_caller());
     runtime.fork.device.finish();
     started?;
     Ok(runtime)
@@ -82,12 +80,9 @@ pub fn start(
 
 /// Starts the companion of the calling process, which has the pid `own` and one thread, and waits
 /// until its monitor is ready. Fails if the companion cannot start or was killed.
-pub(crate) fn start_companion(
-    runtime: &'static Runtime,
-    own: Pid,
-    adoption: Adoption,
-    children: Children,
-) -> Result<(), RuntimeError> {
+pub(crate) fn start_companion(runtime: &'static Runtime, own: Pid, children: Children) -> Result<(), RuntimeError> {
+    let adoption =
+        if runtime.context.budget.control().has_subreaper() { Adoption::ByProgram } else { Adoption::ByOthers };
     runtime.companion.expect_answer();
     runtime.workers.reset();
     let argument = std::ptr::from_ref(runtime).cast_mut().cast();
@@ -165,7 +160,7 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     let statm = open_in(&proc, "self/statm")?;
     let Some(slot) = SlotIndex::new(runtime.fork.slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
     let control = runtime.context.budget.control();
-    runtime.companion.note_number(Member::Companion, memory_users::own_number(&proc));
+    runtime.companion.note_number(memory_users::own_number(&proc));
     let program = runtime.companion.program();
     let number = memory_users::number_of_program(&proc, program);
     runtime.companion.note_program_number(number);

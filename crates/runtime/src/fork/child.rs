@@ -15,7 +15,7 @@ use crate::companion::start::start_companion;
 use crate::ports::attachment::Descriptors;
 use crate::ports::swap::Swap;
 use crate::runtime::Runtime;
-use foliomem_sys::companion_process::{Adoption, Children};
+use foliomem_sys::companion_process::Children;
 use foliomem_sys::maps;
 use foliomem_sys::seccomp::{self, Call};
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -27,9 +27,9 @@ use std::sync::atomic::Ordering;
 /// kills the companion, starts it again without the calls that do. Fails as [`start_companion`]
 /// does.
 pub(crate) fn start_childs_companion(runtime: &'static Runtime, own: Pid) -> Result<(), RuntimeError> {
-    match start_companion(runtime, own, Adoption::ByOthers, Children::None) {
+    match start_companion(runtime, own, Children::None) {
         Err(RuntimeError::CompanionKilled) if seccomp::rehearse(&runtime.companion) => {
-            start_companion(runtime, own, Adoption::ByOthers, Children::None)
+            start_companion(runtime, own, Children::None)
         }
         started => started,
     }
