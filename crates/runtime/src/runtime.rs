@@ -134,8 +134,8 @@ impl Runtime {
         fork_call::note_filter();
     }
 
-    /// Notes that the process has become a subreaper: the companions of the program's processes stay
-    /// their children from now on.
+    /// Notes that the process has become a subreaper: the companions of the program's processes
+    /// stay their children from now on.
     pub fn note_subreaper(&self) {
         self.context.budget.control().note_subreaper();
     }

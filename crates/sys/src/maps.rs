@@ -164,8 +164,8 @@ fn for_each_line(file: impl AsFd, found: &mut dyn FnMut(&[u8])) {
     }
 }
 
-/// Number of parts from which reading all mappings is faster than asking for those around each part:
-/// a line takes half a microsecond, and a part up to six calls of that time each.
+/// Number of parts from which reading all mappings is faster than asking for those around each
+/// part: a line takes half a microsecond, and a part up to six calls of that time each.
 const MANY_PARTS: usize = 64;
 
 /// Calls `found` with the mappings that overlap one of `parts`, and with the one below the first of
@@ -250,8 +250,8 @@ fn ask(maps: impl AsFd, address: usize, expected: Expected) -> Result<Mapping, E
         ..unnamed
     };
     let call = |mut query: raw::procmap_query| {
-        // SAFETY: PROCMAP_QUERY takes a `procmap_query`. It refers to no buffer, or to `name`, which
-        // has the size that it gives.
+        // SAFETY: PROCMAP_QUERY takes a `procmap_query`. It refers to no buffer, or to `name`,
+        // which has the size that it gives.
         unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) }.map(|_| query)
     };
     let seen = if expected == Expected::Any { Some(call(unnamed)?) } else { None };
