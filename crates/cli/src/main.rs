@@ -30,6 +30,7 @@
 
 mod advise;
 mod args;
+mod balance;
 mod cgroups;
 mod checks;
 mod cold;

@@ -8,6 +8,7 @@
 //! Nothing is sampled while nothing is swapped in and no process is held. The same samples decide
 //! which processes are held ([`crate::turns`]).
 
+use crate::balance::Pressure;
 use crate::settings::TakeTurns;
 use crate::thrashing::{self, Need, Remedy, Samples, Threads};
 use crate::threads::threads_of;
@@ -81,7 +82,7 @@ impl StallWatch {
 
     /// Takes a sample if one is due, and publishes the sum. Returns the line to print if the run
     /// has begun to thrash.
-    pub fn look(&mut self, control: &Control) -> Option<String> {
+    pub fn look(&mut self, control: &Control, pressure: Pressure) -> Option<String> {
         let now = Instant::now();
         // Torture swaps out whatever it can.
         let is_due = now - self.sampled >= (self.sample_time * SHARE).clamp(INTERVAL, MAX_INTERVAL);
@@ -107,14 +108,20 @@ impl StallWatch {
         self.sampled = now;
         let share = self.samples.add(control.elapsed(), threads.iter().copied().sum());
         if is_sampled {
-            self.take_turns(control, &processes, &threads);
+            self.take_turns(control, pressure, &processes, &threads);
         }
         control.note_memory_stall(self.samples.stall());
         share.map(|share| thrashing::onset(share, Need::of(control), remedy(control)))
     }
 
     /// Holds the processes whose turn it is not, and lets the others run.
-    fn take_turns(&mut self, control: &Control, processes: &[(u32, &ProcessSlot)], threads: &[Threads]) {
+    fn take_turns(
+        &mut self,
+        control: &Control,
+        pressure: Pressure,
+        processes: &[(u32, &ProcessSlot)],
+        threads: &[Threads],
+    ) {
         let Some(turns) = &mut self.turns else { return };
         let before = std::mem::take(&mut self.cpu_times);
         let seen = processes.iter().zip(threads).map(|(&(pid, slot), &threads)| {
@@ -125,7 +132,8 @@ impl StallWatch {
             Process { pid, need_bytes: slot.needed_bytes(), threads, left_faults: slot.left_faults(), worked, served }
         });
         let ratio = control.compression_ratio().unwrap_or(UNKNOWN_RATIO).min(1.0);
-        turns.look(control.elapsed(), Memory { limit_bytes: control.limit_bytes(), ratio }, &seen.collect::<Vec<_>>());
+        let memory = Memory { limit_bytes: control.limit_bytes(), ratio, pressure };
+        turns.look(control.elapsed(), memory, &seen.collect::<Vec<_>>());
         control.note_turns(turns.count());
         for &(pid, slot) in processes {
             if !turns.is_held(pid) {

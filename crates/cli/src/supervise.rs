@@ -1,6 +1,7 @@
 //! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it,
 //! passes signals on, prints the messages of the agents, and reports at the end.
 
+use crate::balance::{Balance, Pressure};
 use crate::cgroups::Cgroups;
 use crate::error::CliError;
 use crate::exit_cause::{EXIT_KILLED, End, Largest, OomKills};
@@ -148,6 +149,7 @@ pub fn run(
     let started = Instant::now();
     // A replay has no turns.
     let turns = if recorder.is_some() { TakeTurns::Off } else { settings.turns() };
+    let has_balance = recorder.is_none() && !configuration.torture;
     let run = Run {
         control,
         child,
@@ -160,6 +162,7 @@ pub fn run(
         largest: Largest::default(),
         limit_updater: LimitUpdater::new(configuration.limit, groups),
         stall_watch: StallWatch::new(turns),
+        balance: has_balance.then(Balance::default),
         stillness: Stillness::new(),
         // A run inside this one prints its own warnings.
         said_unmanaged: preflight::is_foliomem(program.path),
@@ -274,6 +277,8 @@ struct Run {
     largest: Largest,
     limit_updater: LimitUpdater,
     stall_watch: StallWatch,
+    /// `None` while a run is recorded, because a replay has no balance, and under torture.
+    balance: Option<Balance>,
     stillness: Stillness,
     said_unmanaged: bool,
     /// Processes that were just stopped because their companions have crashed.
@@ -439,7 +444,9 @@ impl Run {
         for notice in self.control.take_notices() {
             self.say(&notice);
         }
-        if let Some(line) = self.stall_watch.look(self.control) {
+        self.balance.iter_mut().for_each(|balance| balance.look(self.control));
+        let pressure = self.balance.as_ref().map(|balance| balance.pressure(self.control.elapsed()));
+        if let Some(line) = self.stall_watch.look(self.control, pressure.unwrap_or(Pressure::Settled)) {
             self.say(&format!("foliomem: {line}\n"));
         }
         self.run_report.iter_mut().for_each(|run_report| run_report.look(self.control));

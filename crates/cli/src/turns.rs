@@ -18,6 +18,7 @@
 //! for some time. Nor is anything held for some time if those that run then do not work more than
 //! all did before: each of them alone may need more than the limit.
 
+use crate::balance::Pressure;
 use crate::thrashing::Threads;
 use foliomem_session::process_table::LeftFaults;
 use std::time::Duration;
@@ -29,6 +30,9 @@ const WINDOW: Duration = Duration::from_millis(300);
 /// A run thrashes if its average share has been above [`MAX_SHARE`] for this long, and fewer
 /// processes would work more.
 const ONSET: Duration = Duration::from_millis(400);
+/// That time before the first process is held, while memory moves from one process to another
+/// ([`crate::balance`]): that alone may help.
+const ONSET_WHILE_MOVING: Duration = Duration::from_secs(2);
 /// Lost share above which a run thrashes.
 const MAX_SHARE: f64 = 0.5;
 /// Lost share above which fewer processes run, while some are held already.
@@ -98,6 +102,8 @@ pub struct Memory {
     pub limit_bytes: u64,
     /// What a byte of a process takes once it is swapped out, from 0 to 1.
     pub ratio: f64,
+    /// Whether memory moves from one process to another.
+    pub pressure: Pressure,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -254,7 +260,7 @@ impl Turns {
         self.follow(at, processes);
         let worked = self.measure(at, time, processes);
         self.try_out(at, worked);
-        let change = self.change(at);
+        let change = self.change(at, memory.pressure);
         self.assign(at, memory, change);
         self.active_before = self.active(at).count();
         debug_assert!(!self.holds_any() || self.has_runner());
@@ -297,11 +303,15 @@ impl Turns {
         if self.holds_any() {
             self.held_at = Some(at);
         }
-        let is_in_turns = self.held_at.is_some_and(|held_at| at.saturating_sub(held_at) < MEMORY_OF_TURNS);
-        let max_share = if is_in_turns { MAX_SHARE_IN_TURNS } else { MAX_SHARE };
+        let max_share = if self.is_in_turns(at) { MAX_SHARE_IN_TURNS } else { MAX_SHARE };
         let loses_too_much = self.share > max_share && self.work < self.work_of_fewer(at);
         self.above_since = loses_too_much.then(|| self.above_since.unwrap_or(at));
         worked
+    }
+
+    /// Returns whether a process was held lately.
+    fn is_in_turns(&self, at: Duration) -> bool {
+        self.held_at.is_some_and(|held_at| at.saturating_sub(held_at) < MEMORY_OF_TURNS)
     }
 
     /// Continues the trial, if there is one and something is held. At its end, pauses turns if they
@@ -337,7 +347,7 @@ impl Turns {
     }
 
     /// Decides whether processes change places, and moves in the queue those that do.
-    fn change(&mut self, at: Duration) -> Change {
+    fn change(&mut self, at: Duration, pressure: Pressure) -> Change {
         if at < self.paused_until {
             return Change::None;
         }
@@ -355,7 +365,11 @@ impl Turns {
                 return Change::Turn;
             }
         }
-        let is_thrashing = self.above_since.is_some_and(|since| at.saturating_sub(since) >= ONSET);
+        let onset = match pressure {
+            Pressure::Moving if !self.is_in_turns(at) => ONSET_WHILE_MOVING,
+            Pressure::Moving | Pressure::Settled => ONSET,
+        };
+        let is_thrashing = self.above_since.is_some_and(|since| at.saturating_sub(since) >= onset);
         if is_thrashing && self.active(at).next().is_some() { Change::Thrashing } else { Change::None }
     }
 

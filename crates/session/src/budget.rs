@@ -39,6 +39,17 @@ const HEADROOM_SHIFT: u32 = 6;
 const SHARING_HEADROOM_SHIFT: u32 = 4;
 /// Minimum headroom: 1 MiB, but at most the headroom of a process that shares pages.
 const HEADROOM_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
+
+/// Returns the headroom of a process that shares no pages.
+fn headroom_pages(limit_pages: i64) -> i64 {
+    HEADROOM_MIN_PAGES.clamp(limit_pages >> HEADROOM_SHIFT, sharing_headroom_pages(limit_pages))
+}
+
+/// Returns the headroom of a process that shares pages with others.
+pub(crate) fn sharing_headroom_pages(limit_pages: i64) -> i64 {
+    limit_pages >> SHARING_HEADROOM_SHIFT
+}
+
 /// Overrun that is tolerated silently, as a shift of the limit (1/2^5): reclaim needs a little
 /// memory to free more.
 const TOLERANCE_SHIFT: u32 = 5;
@@ -222,12 +233,8 @@ impl Budget {
     /// Returns the pages left below the limit less the headroom; negative if the tree exceeds that.
     pub fn room_pages(&self) -> i64 {
         let limit_pages = self.limit_pages();
-        let sharing_pages = limit_pages >> SHARING_HEADROOM_SHIFT;
-        let headroom_pages = if self.shares() {
-            sharing_pages
-        } else {
-            HEADROOM_MIN_PAGES.clamp(limit_pages >> HEADROOM_SHIFT, sharing_pages)
-        };
+        let headroom_pages =
+            if self.shares() { sharing_headroom_pages(limit_pages) } else { headroom_pages(limit_pages) };
         limit_pages - headroom_pages - self.taken_pages()
     }
 

@@ -3,6 +3,7 @@
 //! The sums are over the slots of living processes. There is no lock: a sum counts when two reads
 //! in a row agree.
 
+use crate::budget::sharing_headroom_pages;
 use crate::process_table::{ProcessSlot, SlotIndex};
 use crate::segment::Control;
 use foliomem_sys::clock;
@@ -150,6 +151,14 @@ impl Control {
         let shared = self.living().map(|process| process.shared_bytes.load(Ordering::Relaxed));
         // The program may have overwritten any of these words.
         shared.fold(0, u64::saturating_add)
+    }
+
+    /// Returns the room of a process that shares pages with others: the pages left below the limit
+    /// less the headroom; negative if the tree exceeds that.
+    pub fn room_pages(&self) -> i64 {
+        let limit_pages = self.limit_pages();
+        let taken_pages = (self.tree_anon_bytes().0 / PAGE_BYTES as u64) as i64;
+        limit_pages - sharing_headroom_pages(limit_pages) - taken_pages
     }
 
     /// Notes that a process takes less than before.

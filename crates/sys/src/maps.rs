@@ -457,7 +457,7 @@ mod tests {
             assert_eq!(found.contains(below), below.end == file.start || found.len() == 2 && found[0] == *below);
             let mut found = Vec::new();
             for_each_in(&maps, &parts, &mut |mapping| found.push(mapping.start..mapping.end));
-            assert_eq!(found, [file.clone()]);
+            assert_eq!(found, std::slice::from_ref(file));
             let many: Vec<_> = (file.start..).step_by(8).map(|at| at..at + 8).take(MANY_PARTS).collect();
             let mut found = Vec::new();
             for_each_around(&maps, &many, &mut |mapping| found.push(mapping.start..mapping.end));

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
 const STEP: Duration = Duration::from_millis(50);
-const MEMORY: Memory = Memory { limit_bytes: 400 * MIB, ratio: 0.25 };
+const MEMORY: Memory = Memory { limit_bytes: 400 * MIB, ratio: 0.25, pressure: Pressure::Settled };
 
 /// What a process of the run does while it is not held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,6 +112,16 @@ fn the_oldest_that_fit_run_and_small_ones_are_never_held() {
     assert!(time >= ONSET && time < ONSET + WINDOW * 2, "{time:?}");
     // A quarter of 430 MiB, and three quarters of 100, 100 and 30 MiB: 280 of 320 MiB.
     assert_eq!((run.held(), run.turns.count()), (vec![4, 5], 2));
+}
+
+#[test]
+fn nothing_is_held_at_once_while_memory_moves() {
+    let mut run = Run::new(&[300, 300, 300], Doing::Wait);
+    run.memory.pressure = Pressure::Moving;
+    let time = run.until(Turns::holds_any);
+    assert!(time >= ONSET_WHILE_MOVING && time < ONSET_WHILE_MOVING + WINDOW * 2, "{time:?}");
+    run.step();
+    assert!(run.turns.is_in_turns(run.at));
 }
 
 #[test]

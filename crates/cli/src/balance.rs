@@ -1,0 +1,361 @@
+//! Balance: has the processes of a run that need their memory least give some to those that fault.
+//!
+//! Each process of a run swaps out its own memory. One that faults makes room for its next page by
+//! itself, so it would stay as small as it is, however much memory others keep that they do not
+//! use.
+//!
+//! The *pressure* on a process is its faults per second for each resident page: those that swap in,
+//! and those on staged pages. A process whose pressure is far lower than the highest one gives: it
+//! is asked to swap out its oldest pages, as `foliomem ctl PID reclaim` does. If it needs them, its
+//! own pressure rises. So the pressure on all processes becomes alike, as it would with one list of
+//! the pages of all.
+//!
+//! A process that has slept for a while gives at once nearly all it has. Any other gives slowly,
+//! because its pressure is known late, and never more than down to the protected minimum.
+
+use foliomem_session::memory_request::Wanted;
+use foliomem_session::process_table::ProcessSlot;
+use foliomem_session::segment::Control;
+use foliomem_sys::clock;
+use foliomem_types::counters::FaultKind;
+use foliomem_types::units::{Order, PAGE_BYTES};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Time constant of the average rate of faults.
+const WINDOW: Duration = Duration::from_millis(300);
+/// Room that is kept, as a shift of the limit (1/2^6), at least 2 MiB: with less, the process that
+/// faults would reclaim its own memory.
+const ROOM_SHIFT: u32 = 6;
+const ROOM_MIN_PAGES: i64 = (2 << 20) / PAGE_BYTES as i64;
+/// The room is also for the faults of this time.
+const AHEAD: Duration = Duration::from_millis(50);
+/// A run that faults more rarely than this, per second, needs no balance.
+const MIN_RATE: f64 = 100.0;
+/// A process gives only if its pressure, by this factor, is below the highest one.
+const MIN_GAP: f64 = 4.0;
+/// A process that has used no CPU time for this long is asleep.
+const ASLEEP_AFTER: Duration = Duration::from_millis(500);
+/// The pages that a process which is asleep keeps: 512 KiB.
+const KEPT_ASLEEP_PAGES: u64 = (512 << 10) / PAGE_BYTES as u64;
+/// The pages that a process which is awake keeps, as a shift of the limit (1/2^4), at least 4 MiB:
+/// its companion protects as many.
+const KEPT_AWAKE_SHIFT: u32 = 4;
+const KEPT_AWAKE_MIN_PAGES: u64 = (4 << 20) / PAGE_BYTES as u64;
+/// A process that is awake gives at most its resident memory in this time.
+const GIVEN_IN: Duration = Duration::from_secs(1);
+/// Fewer pages are not asked for: 128 KiB.
+const MIN_GIVEN_PAGES: u64 = (128 << 10) / PAGE_BYTES as u64;
+/// Maximum that is asked for at once, as a shift of the limit (1/2^6).
+const MAX_SHIFT: u32 = 6;
+/// The pressure is alike if nobody was asked to give for this long.
+const SETTLED_AFTER: Duration = Duration::from_millis(500);
+/// Maximum time that one look stands for: the supervisor may have been stopped.
+const MAX_LOOK: Duration = Duration::from_millis(100);
+
+/// Returns the pages that a process which is awake keeps in this limit.
+fn kept_awake_pages(limit_pages: i64) -> u64 {
+    (limit_pages.max(0) as u64 >> KEPT_AWAKE_SHIFT).max(KEPT_AWAKE_MIN_PAGES)
+}
+
+/// Whether a process can give memory now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Giving {
+    /// It can.
+    Free,
+    /// It is held, or serves another request.
+    Busy,
+}
+
+/// A process at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Process {
+    pid: u32,
+    /// Its resident pages that are managed.
+    resident_pages: u64,
+    /// Number of its faults that memory pressure has caused.
+    faults: u64,
+    cpu_time: Duration,
+    giving: Giving,
+}
+
+/// The memory of a run at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    limit_pages: i64,
+    /// The room of the tree.
+    room_pages: i64,
+}
+
+/// The state of a process at the last look.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    faults: u64,
+    /// Average number of faults per second.
+    rate: f64,
+    cpu_time: Duration,
+    /// When the process has used CPU time for the last time.
+    awake_at: Duration,
+}
+
+impl Known {
+    /// Returns the faults per second for each resident page.
+    fn pressure(&self, process: &Process) -> f64 {
+        self.rate / (process.resident_pages + 1) as f64
+    }
+}
+
+/// Whether the pressure on the processes of a run is alike.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pressure {
+    /// Memory has just moved from some to others.
+    Moving,
+    /// Nobody gives, or nobody needs.
+    Settled,
+}
+
+/// Watches the processes of a run.
+#[derive(Debug, Default)]
+pub struct Balance {
+    last: Duration,
+    known: BTreeMap<u32, Known>,
+    /// When a process was asked to give for the last time.
+    moved: Option<Duration>,
+}
+
+impl Balance {
+    /// Looks at the processes of a run, and asks some of them for memory if others need it.
+    pub fn look(&mut self, control: &Control) {
+        let slots = control.living_processes();
+        if slots.len() < 2 {
+            self.known.clear();
+            return;
+        }
+        let processes: Vec<Process> = slots.iter().map(|&(pid, slot)| Process::of(pid, slot)).collect();
+        let memory = Memory { limit_pages: control.limit_pages(), room_pages: control.room_pages() };
+        let given = self.decide(control.elapsed(), memory, &processes);
+        for (pid, pages) in given {
+            let slot = slots.iter().find(|&&(other, _)| other == pid).map(|&(_, slot)| slot);
+            slot.into_iter().for_each(|slot| slot.request.ask_unless_pending(Wanted::Reclaim { pages }));
+        }
+    }
+
+    /// Returns whether memory has moved shortly before `at`, counted from the start of the run.
+    pub fn pressure(&self, at: Duration) -> Pressure {
+        match self.moved {
+            Some(moved) if at.saturating_sub(moved) < SETTLED_AFTER => Pressure::Moving,
+            _ => Pressure::Settled,
+        }
+    }
+
+    /// Returns which processes give how many pages now. `at` is the time since the start of the
+    /// run, `processes` are all living ones.
+    fn decide(&mut self, at: Duration, memory: Memory, processes: &[Process]) -> Vec<(u32, u64)> {
+        let time = at.saturating_sub(std::mem::replace(&mut self.last, at)).min(MAX_LOOK);
+        if time.is_zero() {
+            return Vec::new();
+        }
+        self.follow(at, time, processes);
+        let rate: f64 = self.known.values().map(|known| known.rate).sum();
+        let wanted_pages = (memory.limit_pages >> ROOM_SHIFT).max(ROOM_MIN_PAGES) + (rate * AHEAD.as_secs_f64()) as i64;
+        let mut missing_pages = (wanted_pages - memory.room_pages).clamp(0, memory.limit_pages >> MAX_SHIFT) as u64;
+        if rate < MIN_RATE || missing_pages == 0 {
+            return Vec::new();
+        }
+        let mut all: Vec<(f64, &Process, Known)> = processes
+            .iter()
+            .map(|process| (self.known[&process.pid].pressure(process), process, self.known[&process.pid]))
+            .collect();
+        all.sort_by(|(one, ..), (other, ..)| one.total_cmp(other));
+        let Some(&(highest, ..)) = all.last() else { return Vec::new() };
+        let mut given = Vec::new();
+        for (pressure, process, known) in all {
+            if pressure * MIN_GAP >= highest || missing_pages == 0 {
+                break;
+            }
+            let is_asleep = at.saturating_sub(known.awake_at) >= ASLEEP_AFTER;
+            let most_pages = match is_asleep {
+                true => process.resident_pages.saturating_sub(KEPT_ASLEEP_PAGES),
+                false => {
+                    let share = (process.resident_pages as f64 * time.div_duration_f64(GIVEN_IN)) as u64;
+                    // Small shares are saved up until the next look.
+                    let share = share.max(MIN_GIVEN_PAGES);
+                    process.resident_pages.saturating_sub(kept_awake_pages(memory.limit_pages)).min(share)
+                }
+            };
+            let pages = most_pages.min(missing_pages.max(MIN_GIVEN_PAGES));
+            if process.giving == Giving::Free && pages >= MIN_GIVEN_PAGES {
+                given.push((process.pid, pages));
+                missing_pages = missing_pages.saturating_sub(pages);
+                self.moved = Some(at);
+            }
+        }
+        given
+    }
+
+    /// Follows processes that have started or ended, and updates the rates of all.
+    fn follow(&mut self, at: Duration, time: Duration, processes: &[Process]) {
+        self.known.retain(|pid, _| processes.iter().any(|process| process.pid == *pid));
+        let weight = 1.0 - (-time.as_secs_f64() / WINDOW.as_secs_f64()).exp();
+        for process in processes {
+            let &Process { faults, cpu_time, .. } = process;
+            let fresh = Known { faults, rate: 0.0, cpu_time, awake_at: at };
+            let known = self.known.entry(process.pid).or_insert(fresh);
+            // The program may have overwritten the number.
+            let new = faults.saturating_sub(std::mem::replace(&mut known.faults, faults));
+            known.rate += (new as f64 / time.as_secs_f64() - known.rate) * weight;
+            if std::mem::replace(&mut known.cpu_time, cpu_time) != cpu_time {
+                known.awake_at = at;
+            }
+        }
+    }
+}
+
+impl Process {
+    /// Reads the process of `slot`.
+    fn of(pid: u32, slot: &ProcessSlot) -> Process {
+        let counters = &slot.counters;
+        let resident = Order::all().map(|order| counters.of(order).nr_anon.get().saturating_mul(order.pages().into()));
+        let is_busy = slot.is_held(clock::now_ns) || slot.request.pending().is_some();
+        Process {
+            pid,
+            // The program may have overwritten any of these words.
+            resident_pages: resident.fold(0, u64::saturating_add),
+            faults: counters.vm.pgmajfault.get().saturating_add(counters.faults(FaultKind::Staged).count()),
+            cpu_time: clock::process_cpu_time(pid).unwrap_or_default(),
+            giving: if is_busy { Giving::Busy } else { Giving::Free },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STEP: Duration = Duration::from_millis(10);
+    const MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
+    /// A limit of 128 MiB, without room.
+    const FULL: Memory = Memory { limit_pages: 128 * MIB as i64, room_pages: 0 };
+
+    /// A run with made-up processes.
+    struct Run {
+        balance: Balance,
+        at: Duration,
+        processes: Vec<Process>,
+    }
+
+    impl Run {
+        /// Creates a run with processes of these sizes, in MiB.
+        fn of(sizes: &[u64]) -> Run {
+            let process = |(pid, &mib): (u32, &u64)| Process {
+                pid,
+                resident_pages: mib * MIB,
+                faults: 0,
+                cpu_time: Duration::ZERO,
+                giving: Giving::Free,
+            };
+            Run { balance: Balance::default(), at: Duration::ZERO, processes: (1..).zip(sizes).map(process).collect() }
+        }
+
+        /// Goes on for `steps` looks, in each of which the processes have so many faults; one with
+        /// `None` sleeps. Returns what each has given, in pages.
+        fn go_on(&mut self, memory: Memory, steps: u32, faults: &[Option<u64>]) -> Vec<u64> {
+            let mut given = vec![0; self.processes.len()];
+            for _ in 0..steps {
+                self.at += STEP;
+                for (process, faults) in self.processes.iter_mut().zip(faults) {
+                    process.faults += faults.unwrap_or(0);
+                    process.cpu_time += STEP * u32::from(faults.is_some());
+                }
+                for (pid, pages) in self.balance.decide(self.at, memory, &self.processes) {
+                    let index = pid as usize - 1;
+                    given[index] += pages;
+                    self.processes[index].resident_pages -= pages;
+                }
+            }
+            given
+        }
+    }
+
+    #[test]
+    fn sleepers_give_nearly_all_before_others_give_anything() {
+        let mut run = Run::of(&[20, 20, 20]);
+        // Everything fits, and nothing faults.
+        let fits = Memory { room_pages: 50 * MIB as i64, ..FULL };
+        assert_eq!(run.go_on(fits, 60, &[Some(0), Some(0), None]), [0; 3]);
+        let given = run.go_on(FULL, 12, &[Some(20), Some(0), None]);
+        assert_eq!((given[0], given[2]), (0, 20 * MIB - KEPT_ASLEEP_PAGES));
+        assert_eq!(run.balance.pressure(run.at), Pressure::Moving);
+        assert_eq!(run.balance.pressure(run.at + SETTLED_AFTER), Pressure::Settled);
+    }
+
+    #[test]
+    fn those_that_work_without_faults_give_slowly_and_keep_the_protected_minimum() {
+        let mut run = Run::of(&[40, 40]);
+        let given = run.go_on(FULL, 100, &[Some(20), Some(0)]);
+        assert!(given[0] == 0 && (15 * MIB..35 * MIB).contains(&given[1]), "{given:?}");
+        run.go_on(FULL, 1000, &[Some(20), Some(0)]);
+        let kept = run.processes[1].resident_pages;
+        let protected = kept_awake_pages(FULL.limit_pages);
+        assert!((protected..protected + MIN_GIVEN_PAGES).contains(&kept), "{kept}");
+    }
+
+    #[test]
+    fn alike_pressure_moves_nothing() {
+        let mut run = Run::of(&[30, 60]);
+        assert_eq!(run.go_on(FULL, 300, &[Some(20), Some(20)]), [0; 2], "half the pressure");
+        assert_eq!(run.balance.pressure(run.at), Pressure::Settled);
+        let given = run.go_on(FULL, 300, &[Some(40), Some(5)]);
+        assert!(given[0] == 0 && given[1] > MIB, "{given:?}");
+        assert_eq!(run.go_on(FULL, 300, &[Some(0), Some(0)])[0], 0);
+    }
+
+    #[test]
+    fn nobody_gives_while_there_is_room_or_few_faults() {
+        let roomy = Memory { room_pages: 20 * MIB as i64, ..FULL };
+        assert_eq!(Run::of(&[20, 20]).go_on(roomy, 300, &[Some(20), None]), [0; 2]);
+        let mut run = Run::of(&[20, 20]);
+        for _ in 0..30 {
+            // 50 faults per second.
+            assert_eq!(run.go_on(FULL, 1, &[Some(1), None]), [0; 2]);
+            assert_eq!(run.go_on(FULL, 1, &[Some(0), None]), [0; 2]);
+        }
+    }
+
+    #[test]
+    fn those_that_are_held_or_asked_give_nothing() {
+        let mut run = Run::of(&[20, 20]);
+        run.processes[1].giving = Giving::Busy;
+        assert_eq!(run.go_on(FULL, 300, &[Some(20), None]), [0; 2]);
+    }
+
+    proptest! {
+        /// Whatever the processes do: what is asked for at once is bounded, nobody gives what it
+        /// has not, and the one under the highest pressure gives nothing.
+        #[test]
+        fn no_look_asks_for_too_much(
+            looks in prop::collection::vec((1u64..200, 0i64..200, prop::collection::vec((0u64..100_000, 0u64..1000, any::<bool>()), 0..6)), 1..50)
+        ) {
+            let (mut balance, mut at) = (Balance::default(), Duration::ZERO);
+            let mut faults = [0; 6];
+            for (ms, room_mib, processes) in looks {
+                at += Duration::from_millis(ms);
+                let processes: Vec<_> = (0..).zip(&processes).map(|(pid, &(resident_pages, new, works))| {
+                    faults[pid as usize] += new;
+                    let cpu_time = if works { at } else { Duration::ZERO };
+                    Process { pid, resident_pages, faults: faults[pid as usize], cpu_time, giving: Giving::Free }
+                }).collect();
+                let memory = Memory { limit_pages: 64 * MIB as i64, room_pages: room_mib * MIB as i64 / 4 };
+                let given = balance.decide(at, memory, &processes);
+                let all: u64 = given.iter().map(|&(_, pages)| pages).sum();
+                prop_assert!(all < MIB + MIN_GIVEN_PAGES, "{all}");
+                let highest = processes.iter().map(|process| balance.known[&process.pid].pressure(process)).fold(0.0, f64::max);
+                for &(pid, pages) in &given {
+                    let process = &processes[pid as usize];
+                    prop_assert!(pages < process.resident_pages && balance.known[&pid].pressure(process) < highest);
+                }
+            }
+        }
+    }
+}
