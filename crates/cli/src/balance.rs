@@ -10,6 +10,9 @@
 //! own pressure rises. So the pressure on all processes becomes alike, as it would with one list of
 //! the pages of all.
 //!
+//! One that has been asked and takes as much as before (its memory does not compress, or is pinned)
+//! is not asked again for some time.
+//!
 //! A process that has slept for a while gives at once nearly all it has. Any other gives slowly,
 //! because its pressure is known late, and never more than down to the protected minimum.
 
@@ -22,6 +25,12 @@ use foliomem_types::units::{Order, PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Minimum time between two looks, and the time for each process: to read one takes some
+/// microseconds.
+const INTERVAL: Duration = Duration::from_millis(10);
+const INTERVAL_EACH: Duration = Duration::from_micros(500);
+/// A run that has swapped nothing in for this long is not looked at.
+const SWAP_IN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time constant of the average rate of faults.
 const WINDOW: Duration = Duration::from_millis(300);
 /// Room that is kept, as a shift of the limit (1/2^6), at least 2 MiB: with less, the process that
@@ -46,6 +55,12 @@ const KEPT_AWAKE_MIN_PAGES: u64 = (4 << 20) / PAGE_BYTES as u64;
 const GIVEN_IN: Duration = Duration::from_secs(1);
 /// Fewer pages are not asked for: 128 KiB.
 const MIN_GIVEN_PAGES: u64 = (128 << 10) / PAGE_BYTES as u64;
+/// A process that takes less by this share of what it was asked for, as a divisor, has given.
+const MIN_SHARE_GIVEN: u64 = 4;
+/// The first time for which a process is not asked that has not given. It doubles each time.
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+/// Maximum of that time.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum that is asked for at once, as a shift of the limit (1/2^6).
 const MAX_SHIFT: u32 = 6;
 /// The pressure is alike if nobody was asked to give for this long.
@@ -71,6 +86,8 @@ enum Giving {
 #[derive(Clone, Copy, Debug)]
 struct Process {
     pid: u32,
+    /// The pages that it takes, compressed ones included.
+    taken_pages: u64,
     /// Its resident pages that are managed.
     resident_pages: u64,
     /// Number of its faults that memory pressure has caused.
@@ -96,12 +113,61 @@ struct Known {
     cpu_time: Duration,
     /// When the process has used CPU time for the last time.
     awake_at: Duration,
+    /// The pages that the process was asked for, and those that it took then.
+    asked: Option<(u64, u64)>,
+    /// Until when the process is not asked, and the length of the last such pause.
+    paused_until: Duration,
+    pause: Duration,
 }
 
 impl Known {
+    /// Returns the state of a process that is new at the moment `at`.
+    fn new(at: Duration, process: &Process) -> Known {
+        Known {
+            faults: process.faults,
+            rate: 0.0,
+            cpu_time: process.cpu_time,
+            awake_at: at,
+            asked: None,
+            paused_until: at,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// Follows the process, which is `now` at the moment `at`, `time` after the last look.
+    fn follow(&mut self, at: Duration, time: Duration, now: &Process) {
+        let weight = 1.0 - (-time.as_secs_f64() / WINDOW.as_secs_f64()).exp();
+        // The program may have overwritten the number.
+        let new = now.faults.saturating_sub(std::mem::replace(&mut self.faults, now.faults));
+        self.rate += (new as f64 / time.as_secs_f64() - self.rate) * weight;
+        if std::mem::replace(&mut self.cpu_time, now.cpu_time) != now.cpu_time {
+            self.awake_at = at;
+        }
+        if now.giving == Giving::Free
+            && let Some((asked_pages, taken_pages)) = self.asked.take()
+        {
+            let has_given = taken_pages.saturating_sub(now.taken_pages) >= asked_pages / MIN_SHARE_GIVEN;
+            self.pause = if has_given { Duration::ZERO } else { (self.pause * 2).clamp(MIN_PAUSE, MAX_PAUSE) };
+            self.paused_until = at + self.pause;
+        }
+    }
+
     /// Returns the faults per second for each resident page.
     fn pressure(&self, process: &Process) -> f64 {
         self.rate / (process.resident_pages + 1) as f64
+    }
+
+    /// Returns how many pages the process can give at the moment `at`, `time` after the last look.
+    fn most_pages(&self, at: Duration, time: Duration, limit_pages: i64, process: &Process) -> u64 {
+        if process.giving == Giving::Busy || at < self.paused_until {
+            return 0;
+        }
+        if at.saturating_sub(self.awake_at) >= ASLEEP_AFTER {
+            return process.resident_pages.saturating_sub(KEPT_ASLEEP_PAGES);
+        }
+        let share_pages = (process.resident_pages as f64 * time.div_duration_f64(GIVEN_IN)) as u64;
+        let spare_pages = process.resident_pages.saturating_sub(kept_awake_pages(limit_pages));
+        spare_pages.min(share_pages.max(MIN_GIVEN_PAGES))
     }
 }
 
@@ -119,6 +185,9 @@ pub enum Pressure {
 pub struct Balance {
     last: Duration,
     known: BTreeMap<u32, Known>,
+    /// The faults of the run that had to swap in, and when that number changed.
+    swap_ins: u64,
+    swapped_in: Option<Duration>,
     /// When a process was asked to give for the last time.
     moved: Option<Duration>,
 }
@@ -126,18 +195,29 @@ pub struct Balance {
 impl Balance {
     /// Looks at the processes of a run, and asks some of them for memory if others need it.
     pub fn look(&mut self, control: &Control) {
+        let at = control.elapsed();
         let slots = control.living_processes();
-        if slots.len() < 2 {
-            self.known.clear();
+        let interval = INTERVAL.max(INTERVAL_EACH * slots.len() as u32);
+        if slots.len() < 2 || at.saturating_sub(self.last) < interval || !self.is_swapping(at, &slots) {
             return;
         }
         let processes: Vec<Process> = slots.iter().map(|&(pid, slot)| Process::of(pid, slot)).collect();
         let memory = Memory { limit_pages: control.limit_pages(), room_pages: control.room_pages() };
-        let given = self.decide(control.elapsed(), memory, &processes);
+        let given = self.decide(at, memory, &processes);
         for (pid, pages) in given {
             let slot = slots.iter().find(|&&(other, _)| other == pid).map(|&(_, slot)| slot);
             slot.into_iter().for_each(|slot| slot.request.ask_unless_pending(Wanted::Reclaim { pages }));
         }
+    }
+
+    /// Returns whether the run has swapped something in shortly before `at`.
+    fn is_swapping(&mut self, at: Duration, slots: &[(u32, &ProcessSlot)]) -> bool {
+        // The program may have overwritten any of these words.
+        let swap_ins = slots.iter().map(|(_, slot)| slot.counters.vm.pgmajfault.get()).fold(0, u64::wrapping_add);
+        if std::mem::replace(&mut self.swap_ins, swap_ins) != swap_ins {
+            self.swapped_in = Some(at);
+        }
+        self.swapped_in.is_some_and(|swapped_in| at.saturating_sub(swapped_in) < SWAP_IN_TIMEOUT)
     }
 
     /// Returns whether memory has moved shortly before `at`, counted from the start of the run.
@@ -162,51 +242,30 @@ impl Balance {
         if rate < MIN_RATE || missing_pages == 0 {
             return Vec::new();
         }
-        let mut all: Vec<(f64, &Process, Known)> = processes
-            .iter()
-            .map(|process| (self.known[&process.pid].pressure(process), process, self.known[&process.pid]))
-            .collect();
-        all.sort_by(|(one, ..), (other, ..)| one.total_cmp(other));
-        let Some(&(highest, ..)) = all.last() else { return Vec::new() };
+        let mut all: Vec<(f64, &Process)> =
+            processes.iter().map(|process| (self.known[&process.pid].pressure(process), process)).collect();
+        all.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        let highest = all.last().map_or(0.0, |&(highest, _)| highest);
         let mut given = Vec::new();
-        for (pressure, process, known) in all {
-            if pressure * MIN_GAP >= highest || missing_pages == 0 {
-                break;
-            }
-            let is_asleep = at.saturating_sub(known.awake_at) >= ASLEEP_AFTER;
-            let most_pages = match is_asleep {
-                true => process.resident_pages.saturating_sub(KEPT_ASLEEP_PAGES),
-                false => {
-                    let share = (process.resident_pages as f64 * time.div_duration_f64(GIVEN_IN)) as u64;
-                    // Small shares are saved up until the next look.
-                    let share = share.max(MIN_GIVEN_PAGES);
-                    process.resident_pages.saturating_sub(kept_awake_pages(memory.limit_pages)).min(share)
-                }
-            };
+        for (_, process) in all.into_iter().take_while(|(pressure, _)| pressure * MIN_GAP < highest) {
+            let Some(known) = self.known.get_mut(&process.pid) else { continue };
+            let most_pages = known.most_pages(at, time, memory.limit_pages, process);
             let pages = most_pages.min(missing_pages.max(MIN_GIVEN_PAGES));
-            if process.giving == Giving::Free && pages >= MIN_GIVEN_PAGES {
+            if missing_pages > 0 && pages >= MIN_GIVEN_PAGES {
                 given.push((process.pid, pages));
                 missing_pages = missing_pages.saturating_sub(pages);
+                known.asked = Some((pages, process.taken_pages));
                 self.moved = Some(at);
             }
         }
         given
     }
 
-    /// Follows processes that have started or ended, and updates the rates of all.
+    /// Follows processes that have started or ended, and the faults of all.
     fn follow(&mut self, at: Duration, time: Duration, processes: &[Process]) {
         self.known.retain(|pid, _| processes.iter().any(|process| process.pid == *pid));
-        let weight = 1.0 - (-time.as_secs_f64() / WINDOW.as_secs_f64()).exp();
         for process in processes {
-            let &Process { faults, cpu_time, .. } = process;
-            let fresh = Known { faults, rate: 0.0, cpu_time, awake_at: at };
-            let known = self.known.entry(process.pid).or_insert(fresh);
-            // The program may have overwritten the number.
-            let new = faults.saturating_sub(std::mem::replace(&mut known.faults, faults));
-            known.rate += (new as f64 / time.as_secs_f64() - known.rate) * weight;
-            if std::mem::replace(&mut known.cpu_time, cpu_time) != cpu_time {
-                known.awake_at = at;
-            }
+            self.known.entry(process.pid).or_insert_with(|| Known::new(at, process)).follow(at, time, process);
         }
     }
 }
@@ -219,6 +278,7 @@ impl Process {
         let is_busy = slot.is_held(clock::now_ns) || slot.request.pending().is_some();
         Process {
             pid,
+            taken_pages: slot.measured_bytes() / PAGE_BYTES as u64,
             // The program may have overwritten any of these words.
             resident_pages: resident.fold(0, u64::saturating_add),
             faults: counters.vm.pgmajfault.get().saturating_add(counters.faults(FaultKind::Staged).count()),
@@ -243,6 +303,8 @@ mod tests {
         balance: Balance,
         at: Duration,
         processes: Vec<Process>,
+        /// Whether what is given takes half of the room then, and not as much as before.
+        compresses: bool,
     }
 
     impl Run {
@@ -250,12 +312,14 @@ mod tests {
         fn of(sizes: &[u64]) -> Run {
             let process = |(pid, &mib): (u32, &u64)| Process {
                 pid,
+                taken_pages: mib * MIB,
                 resident_pages: mib * MIB,
                 faults: 0,
                 cpu_time: Duration::ZERO,
                 giving: Giving::Free,
             };
-            Run { balance: Balance::default(), at: Duration::ZERO, processes: (1..).zip(sizes).map(process).collect() }
+            let processes = (1..).zip(sizes).map(process).collect();
+            Run { balance: Balance::default(), at: Duration::ZERO, processes, compresses: true }
         }
 
         /// Goes on for `steps` looks, in each of which the processes have so many faults; one with
@@ -272,6 +336,7 @@ mod tests {
                     let index = pid as usize - 1;
                     given[index] += pages;
                     self.processes[index].resident_pages -= pages;
+                    self.processes[index].taken_pages -= if self.compresses { pages / 2 } else { 0 };
                 }
             }
             given
@@ -324,6 +389,17 @@ mod tests {
     }
 
     #[test]
+    fn who_gives_in_vain_is_asked_ever_more_rarely() {
+        let mut run = Run { compresses: false, ..Run::of(&[20, 900]) };
+        run.go_on(FULL, 100, &[Some(20), None]);
+        let times = |run: &mut Run, steps| (0..steps).filter(|_| run.go_on(FULL, 1, &[Some(20), None])[1] > 0).count();
+        assert!((3..6).contains(&times(&mut run, 1000)), "after 0.2, 0.4, 0.8 s and so on");
+        assert_eq!(times(&mut run, 3000), 3, "every 10 s");
+        run.compresses = true;
+        assert!(times(&mut run, 3000) > 100);
+    }
+
+    #[test]
     fn those_that_are_held_or_asked_give_nothing() {
         let mut run = Run::of(&[20, 20]);
         run.processes[1].giving = Giving::Busy;
@@ -344,7 +420,8 @@ mod tests {
                 let processes: Vec<_> = (0..).zip(&processes).map(|(pid, &(resident_pages, new, works))| {
                     faults[pid as usize] += new;
                     let cpu_time = if works { at } else { Duration::ZERO };
-                    Process { pid, resident_pages, faults: faults[pid as usize], cpu_time, giving: Giving::Free }
+                    let taken_pages = resident_pages;
+                    Process { pid, taken_pages, resident_pages, faults: faults[pid as usize], cpu_time, giving: Giving::Free }
                 }).collect();
                 let memory = Memory { limit_pages: 64 * MIB as i64, room_pages: room_mib * MIB as i64 / 4 };
                 let given = balance.decide(at, memory, &processes);
