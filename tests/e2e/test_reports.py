@@ -12,7 +12,6 @@ from conftest import LONG, PLAIN, PYTHON, assert_swapped, clean_env, few_cases, 
 
 ALONE = ["user-namespace", "mount-namespace", "tasks", "signal-every-task", "waits", "sigchld", "subreaper", "session", "kill-group"]
 NOT_BY_FILE = "the kernel lets no fault of ptrace(2) or /proc/PID/mem wait: it fails with EIO and sends no message"
-SEEN_WHEN_ADOPTED = "the kernel makes an adopted companion an ordinary child of the adopting program"
 # How often each program finds itself so.
 TIMES = 3 if LONG else 1
 FORK = ("import os, sys\n"
@@ -41,7 +40,6 @@ def test_a_program_is_alone(built, question, torture):
     is_right([built("alone.c"), question, mib(torture)], torture)
 
 
-@pytest.mark.xfail(condition=not PLAIN, reason=SEEN_WHEN_ADOPTED, strict=True)
 def test_a_program_that_adopts_orphans_adopts_its_own_only(built):
     is_right([built("alone.c"), "orphans", mib(False)], False, times=1)
 

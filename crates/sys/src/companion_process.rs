@@ -382,12 +382,17 @@ impl Companion {
         }
     }
 
+    /// Returns whether the companion is a child of the program.
+    pub fn is_child(&self) -> bool {
+        self.is_child.load(Ordering::Relaxed)
+    }
+
     /// Reaps the companion, which has ended, and those of programs that the process has executed
     /// before, if they are children of the calling process. It waits for their ends at most until
     /// `until_ns` of the monotonic clock: among the children may be others that send no SIGCHLD.
     /// The program's only thread calls it when it is about to end.
     pub fn reap_children(&self, until_ns: u64) {
-        if !self.is_child.load(Ordering::Relaxed) {
+        if !self.is_child() {
             return;
         }
         loop {

@@ -22,6 +22,8 @@ use foliomem_sys::{thread, unseen_calls};
 
 /// Maximum wait for the companion, in nanoseconds: it may get no CPU, or wait for the swap file.
 const MAX_WAIT_NS: u64 = 200_000_000;
+/// Maximum wait for a companion that another process of the program would adopt otherwise.
+const MAX_WAIT_FOR_CHILD_NS: u64 = 2_000_000_000;
 
 /// Asks the companion to end, and waits, in a thread of the program that is about to end the
 /// process. Returns early if the companion must end later.
@@ -35,7 +37,7 @@ pub(crate) fn take_leave(runtime: &'static Runtime) {
         return;
     }
     thread::block_signals();
-    let until_ns = now_ns() + MAX_WAIT_NS;
+    let until_ns = now_ns() + if runtime.companion.is_child() { MAX_WAIT_FOR_CHILD_NS } else { MAX_WAIT_NS };
     if runtime.companion.ask_to_end(|| runtime.fork.quiesce.wake_monitor(), until_ns) {
         runtime.workers.wait_for_end(until_ns);
         runtime.companion.reap_children(until_ns);
