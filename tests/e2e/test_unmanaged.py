@@ -21,7 +21,7 @@ def mib_of(got, name):
 
 
 def test_a_static_child_counts_and_is_said_with_its_size(built):
-    got = foliomem(["sh", "-c", "$0 100 600; :", built("hog.c", "-static")], "256M").ok()
+    got = foliomem(["sh", "-c", "$0 100 1500; :", built("hog.c", "-static")], "256M").ok()
     assert got.out == b"held 1\n"
     assert 95 < mib_of(got, "hog") < 110, got.err
     assert got.stats["peak_bytes"] > 95 * MIB, got.stats
