@@ -49,6 +49,11 @@ const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// program's thread to another CPU, and the pinned handler must follow. A program that faults page
 /// by page grows by at most 11 MiB meanwhile.
 const SLEEP_CO_LOCATED_MIN: Duration = Duration::from_millis(2);
+/// Minimum sleep of the monitor of a calm process among many, more than two for each CPU: the
+/// searches of the last second have found no memory that no hook has announced. Each sample costs
+/// 50 us of a CPU that the handlers need.
+const SLEEP_CALM_MIN: Duration = Duration::from_millis(2);
+const CALM_AFTER_NS: u64 = 1_000_000_000;
 /// Maximum sleep near the limit, where new mappings need adoption soon, or while the process has
 /// just changed its size.
 const SLEEP_ACTIVATED_MAX: Duration = Duration::from_millis(4);
@@ -105,6 +110,9 @@ struct History {
     idle: u32,
     /// When the process last changed its size or faulted.
     changed_ns: u64,
+    /// When a search last found memory that no hook has announced; at first when the agent has
+    /// activated.
+    found_ns: u64,
     /// The folio sizes that are allowed.
     sizes: SizePolicy,
     /// The factor by which the monitor samples more rarely because of other processes, at the last
@@ -146,6 +154,11 @@ impl History {
     /// Returns whether nothing has happened in the process for a while.
     fn is_still(&self) -> bool {
         now_ns() >= self.changed_ns + DORMANT_AFTER_NS
+    }
+
+    /// Returns whether hooks announce all memory that the process takes.
+    fn is_calm(&self) -> bool {
+        now_ns() >= self.found_ns + CALM_AFTER_NS
     }
 
     /// Returns whether reclaimers that have freed nothing may succeed now: after a change, or from
@@ -347,8 +360,12 @@ fn unmanaged_sleep(runtime: &'static Runtime, history: &History, room: &Room, is
 fn look_for_mappings(runtime: &'static Runtime, events: MappingEvents, history: &mut History) {
     let engine = &events.activated.engine;
     let unmanaged_pages = || runtime.context.budget.own_pages() - engine.held_pages() as i64;
+    if history.found_ns == 0 {
+        history.found_ns = now_ns();
+    }
     if unmanaged_pages() > history.unmanaged_pages + NEW_MAPPING_PAGES || runtime.context.settings.torture {
         if adopt_mappings(events) {
+            history.found_ns = now_ns();
             runtime.notices.allocations.note_found();
             if runtime.context.budget.room_pages() < 0 {
                 runtime.reclaim.wake_urgently();
@@ -399,7 +416,16 @@ fn balance(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, history: &His
     // Far from the limit, new mappings are no more urgent than before activation.
     let far = sleep_for(room.pages - room.watermarks.activation_pages(), history.max_sleep());
     let sleep = sleep_for((room.pages - room.watermarks.low_pages()).max(unnoticed), SLEEP_ACTIVATED_MAX).max(far);
-    if runtime.placement.cpu().is_some() { sleep.max(SLEEP_CO_LOCATED_MIN) } else { sleep }
+    match runtime.placement.cpu() {
+        Some(_) => sleep.max(SLEEP_CO_LOCATED_MIN),
+        None if history.is_calm() && is_among_many(runtime) => sleep.max(SLEEP_CALM_MIN),
+        None => sleep,
+    }
+}
+
+/// Returns whether the run has more than two processes for each CPU.
+fn is_among_many(runtime: &'static Runtime) -> bool {
+    runtime.context.budget.control().awake_processes().1 > 2 * cpus::cpus().max(1)
 }
 
 /// Returns the minimum time in which a program can touch `pages`, limited to the range of sleeps.
