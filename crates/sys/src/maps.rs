@@ -172,29 +172,9 @@ const MANY_PARTS: usize = 64;
 /// each part, in ascending order. `parts` ascend. If they are many, or the kernel is older than
 /// Linux 6.11, this reads the whole file, and `found` gets all mappings.
 pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn FnMut(&Mapping)) {
-    if parts.len() >= MANY_PARTS {
-        return for_each(maps, found);
-    }
-    let mut reported = 0;
-    for part in parts {
-        let mut at = part.start.max(reported);
-        let mut is_first = true;
-        while at < part.end {
-            match ask(&maps, at, Expected::Any) {
-                Ok(mapping) if mapping.start >= part.end => break,
-                Ok(mapping) if is_first && mapping.start > reported => {
-                    is_first = false;
-                    at = mapping.start - 1;
-                }
-                Ok(mapping) => {
-                    (at, reported) = (mapping.end, mapping.end);
-                    found(&mapping);
-                }
-                Err(Errno::NOENT) => return,
-                // Linux before 6.11 has no such ioctl.
-                Err(_) => return for_each(maps, found),
-            }
-        }
+    match parts.len() >= MANY_PARTS {
+        true => for_each(maps, found),
+        false => for_each_asked(maps, parts, Expected::Any, found),
     }
 }
 
@@ -202,12 +182,23 @@ pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn 
 /// memory a moment ago, in ascending order. Linux before 6.11 makes this read the whole file, and
 /// `found` gets all mappings.
 pub fn for_each_in(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn FnMut(&Mapping)) {
+    for_each_asked(maps, parts, Expected::Anonymous, found);
+}
+
+/// Asks the kernel for the mappings of `parts` one by one, and for the one below each part if
+/// `expected` may be any.
+fn for_each_asked(maps: impl AsFd, parts: &[Range<usize>], expected: Expected, found: &mut dyn FnMut(&Mapping)) {
     let mut reported = 0;
     for part in parts {
         let mut at = part.start.max(reported);
+        let mut asks_below = expected == Expected::Any;
         while at < part.end {
-            match ask(&maps, at, Expected::Anonymous) {
+            match ask(&maps, at, expected) {
                 Ok(mapping) if mapping.start >= part.end => break,
+                Ok(mapping) if asks_below && mapping.start > reported => {
+                    asks_below = false;
+                    at = mapping.start - 1;
+                }
                 Ok(mapping) => {
                     (at, reported) = (mapping.end, mapping.end);
                     found(&mapping);
