@@ -16,12 +16,13 @@
 //! A process that has slept for a while gives at once nearly all it has. Any other gives slowly,
 //! because its pressure is known late, and never more than down to the protected minimum.
 
+use crate::swap_ins::SwapIns;
 use foliomem_session::memory_request::Wanted;
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
 use foliomem_sys::clock;
 use foliomem_types::counters::FaultKind;
-use foliomem_types::units::{Order, PAGE_BYTES};
+use foliomem_types::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -29,8 +30,6 @@ use std::time::Duration;
 /// microseconds.
 const INTERVAL: Duration = Duration::from_millis(10);
 const INTERVAL_EACH: Duration = Duration::from_micros(500);
-/// A run that has swapped nothing in for this long is not looked at.
-const SWAP_IN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time constant of the average rate of faults.
 const WINDOW: Duration = Duration::from_millis(300);
 /// Room that is kept, as a shift of the limit (1/2^6), at least 2 MiB: with less, the process that
@@ -194,43 +193,31 @@ pub enum Pressure {
 pub struct Balance {
     last: Duration,
     known: BTreeMap<Id, Known>,
-    /// The faults of the run that had to swap in, and when that number changed.
-    swap_ins: u64,
-    swapped_in: Option<Duration>,
+    swap_ins: SwapIns,
     /// When a process was asked to give for the last time.
     moved: Option<Duration>,
 }
 
 impl Balance {
-    /// Looks at the processes of a run, and asks some of them for memory if others need it.
-    pub fn look(&mut self, control: &Control) {
+    /// Looks at the processes of a run, and asks some of them for memory if others need it. Returns
+    /// whether memory has moved lately.
+    pub fn look(&mut self, control: &Control) -> Pressure {
         let at = control.elapsed();
         let slots = control.living_processes();
         let interval = INTERVAL.max(INTERVAL_EACH * slots.len() as u32);
-        if slots.len() < 2 || at.saturating_sub(self.last) < interval || !self.is_swapping(at, &slots) {
-            return;
+        if slots.len() >= 2 && at.saturating_sub(self.last) >= interval && self.swap_ins.look(&slots) {
+            let processes: Vec<Process> = slots.iter().map(|&(pid, slot)| Process::of(pid, slot)).collect();
+            let memory = Memory { limit_pages: control.limit_pages(), room_pages: control.room_pages() };
+            for (id, pages) in self.decide(at, memory, &processes) {
+                let slot = slots.iter().find(|&&(pid, slot)| Id::of(pid, slot) == id).map(|&(_, slot)| slot);
+                slot.into_iter().for_each(|slot| slot.request.ask_unless_pending(Wanted::Reclaim { pages }));
+            }
         }
-        let processes: Vec<Process> = slots.iter().map(|&(pid, slot)| Process::of(pid, slot)).collect();
-        let memory = Memory { limit_pages: control.limit_pages(), room_pages: control.room_pages() };
-        let given = self.decide(at, memory, &processes);
-        for (id, pages) in given {
-            let slot = slots.iter().find(|&&(pid, slot)| Id::of(pid, slot) == id).map(|&(_, slot)| slot);
-            slot.into_iter().for_each(|slot| slot.request.ask_unless_pending(Wanted::Reclaim { pages }));
-        }
-    }
-
-    /// Returns whether the run has swapped something in shortly before `at`.
-    fn is_swapping(&mut self, at: Duration, slots: &[(u32, &ProcessSlot)]) -> bool {
-        // The program may have overwritten any of these words.
-        let swap_ins = slots.iter().map(|(_, slot)| slot.counters.vm.pgmajfault.get()).fold(0, u64::wrapping_add);
-        if std::mem::replace(&mut self.swap_ins, swap_ins) != swap_ins {
-            self.swapped_in = Some(at);
-        }
-        self.swapped_in.is_some_and(|swapped_in| at.saturating_sub(swapped_in) < SWAP_IN_TIMEOUT)
+        self.pressure(at)
     }
 
     /// Returns whether memory has moved shortly before `at`, counted from the start of the run.
-    pub fn pressure(&self, at: Duration) -> Pressure {
+    fn pressure(&self, at: Duration) -> Pressure {
         match self.moved {
             Some(moved) if at.saturating_sub(moved) < SETTLED_AFTER => Pressure::Moving,
             _ => Pressure::Settled,
@@ -289,13 +276,11 @@ impl Process {
     /// Reads the process of `slot`.
     fn of(pid: u32, slot: &ProcessSlot) -> Process {
         let counters = &slot.counters;
-        let resident = Order::all().map(|order| counters.of(order).nr_anon.get().saturating_mul(order.pages().into()));
         let is_busy = slot.is_held(clock::now_ns) || slot.request.pending().is_some();
         Process {
             id: Id::of(pid, slot),
             taken_pages: slot.measured_bytes() / PAGE_BYTES as u64,
-            // The program may have overwritten any of these words.
-            resident_pages: resident.fold(0, u64::saturating_add),
+            resident_pages: counters.resident_pages(),
             faults: counters.vm.pgmajfault.get().saturating_add(counters.faults(FaultKind::Staged).count()),
             cpu_time: clock::process_cpu_time(pid).unwrap_or_default(),
             giving: if is_busy { Giving::Busy } else { Giving::Free },

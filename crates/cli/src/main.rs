@@ -67,6 +67,7 @@ mod setup;
 mod stall;
 mod stillness;
 mod supervise;
+mod swap_ins;
 mod thrashing;
 mod threads;
 mod timeline;

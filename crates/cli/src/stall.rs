@@ -10,6 +10,7 @@
 
 use crate::balance::Pressure;
 use crate::settings::TakeTurns;
+use crate::swap_ins::SwapIns;
 use crate::thrashing::{self, Need, Remedy, Samples, Threads};
 use crate::threads::threads_of;
 use crate::turns::{Memory, Process, Turns};
@@ -31,8 +32,6 @@ const INTERVAL: Duration = Duration::from_millis(50);
 const MAX_INTERVAL: Duration = Duration::from_millis(500);
 /// Divisor of the CPU time that samples may take.
 const SHARE: u32 = 200;
-/// A run that has swapped nothing in for this long is not sampled: a fault may take some time.
-const SWAP_IN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of threads that a sample looks at.
 const MAX_THREADS: usize = 256;
 /// The function of the kernel in which a thread waits for a fault that user space serves.
@@ -50,9 +49,7 @@ pub struct StallWatch {
     samples: Samples,
     sampled: Instant,
     sample_time: Duration,
-    /// The faults that had to swap in, of the living processes, and when that number changed.
-    swap_ins: u64,
-    swapped_in: Option<Instant>,
+    swap_ins: SwapIns,
     /// Number of samples: if there are too many threads for one sample, each looks at others.
     number: usize,
     /// The turns of the processes, if they take turns.
@@ -72,8 +69,7 @@ impl StallWatch {
             samples: Samples::new(),
             sampled: Instant::now(),
             sample_time: Duration::ZERO,
-            swap_ins: 0,
-            swapped_in: None,
+            swap_ins: SwapIns::default(),
             number: 0,
             cpu_times: BTreeMap::new(),
             turns: (turns == TakeTurns::On).then(|| Turns::new(cpus)),
@@ -91,14 +87,7 @@ impl StallWatch {
         }
         let started_ns = clock::thread_cpu_ns();
         let processes = control.living_processes();
-        let add = u64::wrapping_add;
-        // The program may have overwritten any of these words.
-        let swap_ins = processes.iter().map(|(_, slot)| slot.counters.vm.pgmajfault.get()).fold(0, add);
-        if swap_ins != self.swap_ins {
-            (self.swap_ins, self.swapped_in) = (swap_ins, Some(now));
-        }
-        let is_swapping = self.swapped_in.is_some_and(|swapped_in| now - swapped_in < SWAP_IN_TIMEOUT);
-        let is_sampled = is_swapping || self.holds_any();
+        let is_sampled = self.swap_ins.look(&processes) || self.holds_any();
         let threads = match is_sampled {
             true => self.sample(&processes.iter().map(|&(pid, _)| pid).collect::<Vec<_>>()),
             false => vec![Threads::default(); processes.len()],

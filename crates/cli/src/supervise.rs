@@ -444,9 +444,8 @@ impl Run {
         for notice in self.control.take_notices() {
             self.say(&notice);
         }
-        self.balance.iter_mut().for_each(|balance| balance.look(self.control));
-        let pressure = self.balance.as_ref().map(|balance| balance.pressure(self.control.elapsed()));
-        if let Some(line) = self.stall_watch.look(self.control, pressure.unwrap_or(Pressure::Settled)) {
+        let pressure = self.balance.as_mut().map_or(Pressure::Settled, |balance| balance.look(self.control));
+        if let Some(line) = self.stall_watch.look(self.control, pressure) {
             self.say(&format!("foliomem: {line}\n"));
         }
         self.run_report.iter_mut().for_each(|run_report| run_report.look(self.control));

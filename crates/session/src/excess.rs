@@ -7,7 +7,7 @@ use crate::cluster_ownership::Event;
 use crate::messages::Excess;
 use crate::segment::Control;
 use foliomem_types::counters::Counters;
-use foliomem_types::units::{Order, PAGE_BYTES};
+use foliomem_types::units::PAGE_BYTES;
 use std::sync::atomic::Ordering;
 
 /// The memory that reclaim does not reach, in pages.
@@ -56,11 +56,7 @@ impl Control {
         let mut memory = OutOfReach::default();
         for process in self.living() {
             let counters = &process.counters;
-            // The program may have overwritten any of these words.
-            let resident = Order::all().fold(0, |pages: i64, order| {
-                let folios = counters.of(order).nr_anon.get() as i64;
-                pages.saturating_add(folios.saturating_mul(1 << order.index()))
-            });
+            let resident = i64::try_from(counters.resident_pages()).unwrap_or(i64::MAX);
             let in_pages = |bytes: u64| (bytes / PAGE_BYTES as u64) as i64;
             let taken = in_pages(process.anon_bytes.load(Ordering::Relaxed));
             let unmanaged =
@@ -76,6 +72,7 @@ impl Control {
 mod tests {
     use super::*;
     use foliomem_types::settings::{Configuration, Limit};
+    use foliomem_types::units::Order;
 
     #[test]
     fn only_what_small_processes_take_is_small() {

@@ -408,6 +408,13 @@ impl Counters {
         &self.size[order.index()]
     }
 
+    /// Returns the number of pages that are resident as parts of folios.
+    pub fn resident_pages(&self) -> u64 {
+        // The program may have overwritten any of these words.
+        let pages = Order::all().map(|order| self.of(order).nr_anon.get().saturating_mul(order.pages().into()));
+        pages.fold(0, u64::saturating_add)
+    }
+
     /// Returns the histogram of faults of `kind`.
     pub fn faults(&self, kind: FaultKind) -> &Histogram {
         &self.fault_ns[kind as usize]
