@@ -301,12 +301,9 @@ impl Companion {
     /// Ends the guard and reaps it, so that no process of the program adopts it and gets a signal
     /// at its end. The companion calls it at its own end.
     pub fn end_guard(&self) {
-        const WAIT_FOR_ALL_KINDS: usize = 0x4000_0000;
         let Some(guard) = self.guard() else { return };
         let _ = rustix::process::kill_process(guard, rustix::process::Signal::KILL);
-        let (number, guard) = (linux_raw_sys::general::__NR_wait4 as usize, guard.as_raw_nonzero().get() as usize);
-        // SAFETY: wait4(2) gets no addresses, so it only waits for the child.
-        unsafe { thread::syscall4(number, guard, 0, WAIT_FOR_ALL_KINDS, 0) };
+        thread::reap(guard);
     }
 
     /// Returns the process id of the companion, or `None` when it has ended.

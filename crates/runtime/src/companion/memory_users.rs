@@ -177,11 +177,8 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: [Option<Pid>; 2]) 
     if let Some(user) = find_thread(proc, ours, last.number) {
         return Some(user);
     }
-    // The agent's processes are known by their own pids: in a nested namespace, a process that has
-    // just started does not know its number yet.
-    let is_agents = |number| own_pid_of(proc, number).is_some_and(|pid| own.contains(&Some(pid)));
     find_id(proc, format_args!("."), |number| {
-        if number == last.number || is_agents(number) {
+        if number == last.number {
             return None;
         }
         let statm = open_in(proc, format_args!("{number}/statm"))?;
@@ -189,7 +186,9 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: [Option<Pid>; 2]) 
             // The process's first thread has ended, but others may be left; or this is a kernel
             // thread.
             Some(0) => find_thread(proc, ours, number),
-            Some(_) => user_if_same(proc, ours, (number, number), statm),
+            // The agent's processes are known by their own pids: in a nested namespace, a process
+            // that has just started does not know its number yet.
+            Some(_) => user_if_same(proc, ours, (number, number), statm).filter(|user| !own.contains(&Some(user.pid))),
             None => None,
         }
     })

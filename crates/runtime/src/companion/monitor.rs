@@ -118,6 +118,8 @@ struct History {
     /// The factor by which the monitor samples more rarely because of other processes, at the last
     /// sample.
     crowd: u32,
+    /// Number of processes of the run, at the last sample.
+    processes: u32,
 }
 
 impl History {
@@ -159,6 +161,11 @@ impl History {
     /// Returns whether hooks announce all memory that the process takes.
     fn is_calm(&self) -> bool {
         now_ns() >= self.found_ns + CALM_AFTER_NS
+    }
+
+    /// Returns whether the run has more than two processes for each CPU.
+    fn is_among_many(&self) -> bool {
+        self.processes > 2 * cpus::cpus().max(1)
     }
 
     /// Returns whether reclaimers that have freed nothing may succeed now: after a change, or from
@@ -206,7 +213,8 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
                     None => {
                         let Some(sleep) = sample(runtime, &mut history) else { continue };
                         note_sleep(runtime, &user, &history, sleep, &mut asleep);
-                        history.set_crowd(crowd(runtime, &history));
+                        let crowd = crowd(runtime, &mut history);
+                        history.set_crowd(crowd);
                         let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
                         now_ns() + sleep.as_nanos() as u64
                     }
@@ -264,11 +272,12 @@ fn note_sleep(runtime: &'static Runtime, user: &User, history: &History, pause: 
 /// Returns the factor by which the monitor samples more rarely because of other processes: the
 /// number of processes for each one that can grow at full speed. A growing process counts the
 /// processes that are awake, an idle one counts all.
-fn crowd(runtime: &'static Runtime, history: &History) -> u32 {
+fn crowd(runtime: &'static Runtime, history: &mut History) -> u32 {
     let control = runtime.context.budget.control();
     let is_awake = history.idle < AWAKE_SAMPLES;
     control.process(runtime.context.budget.slot()).awake.store(u32::from(is_awake), Ordering::Relaxed);
     let (awake, all) = control.awake_processes();
+    history.processes = all;
     let sampling = if is_awake { awake } else { all };
     if sampling <= 2 { 1 } else { (sampling / (2 * cpus::cpus().max(1))).max(1) }
 }
@@ -418,14 +427,9 @@ fn balance(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, history: &His
     let sleep = sleep_for((room.pages - room.watermarks.low_pages()).max(unnoticed), SLEEP_ACTIVATED_MAX).max(far);
     match runtime.placement.cpu() {
         Some(_) => sleep.max(SLEEP_CO_LOCATED_MIN),
-        None if history.is_calm() && is_among_many(runtime) => sleep.max(SLEEP_CALM_MIN),
+        None if history.is_calm() && history.is_among_many() => sleep.max(SLEEP_CALM_MIN),
         None => sleep,
     }
-}
-
-/// Returns whether the run has more than two processes for each CPU.
-fn is_among_many(runtime: &'static Runtime) -> bool {
-    runtime.context.budget.control().awake_processes().1 > 2 * cpus::cpus().max(1)
 }
 
 /// Returns the minimum time in which a program can touch `pages`, limited to the range of sleeps.
