@@ -136,6 +136,18 @@ def test_a_share_of_what_is_needed_grows_with_that(divisor, program):
     assert size < need < processes * size * 1.3 + processes * 64 * MIB, got.stats
 
 
+@pytest.mark.parametrize("mode", ["read", "change", "copy"])
+def test_what_relatives_share_since_a_fork_is_needed_once(mode):
+    """Swapped out, each of them has it in its own store; only what they have changed or made themselves counts for each."""
+    argv = [PYTHON, PROGRAMS / "relatives.py", mode, 60, 3]
+    roomy, tight = foliomem(argv, "2G").ok(), foliomem(argv, "64M").ok()
+    assert roomy.out == tight.out == b"right\n"
+    assert_swapped(tight)
+    needed = [result.stats["need_peak_bytes"] / MIB for result in (roomy, tight)]
+    # What is resident in one process and swapped out in another counts twice.
+    assert needed[0] * 0.9 < needed[1] < needed[0] * 1.05 + 80, needed
+
+
 def test_a_small_program_is_let_alone_where_its_limit_is_a_share():
     got = foliomem([PYTHON, "-c", "print(sum(bytearray(20 << 20)))"], "need/2").ok()
     assert got.stats["limit_bytes"] == 64 * MIB and got.stats["vmstat"]["pswpout"] == 0, got.stats

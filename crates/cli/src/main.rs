@@ -56,6 +56,7 @@ mod proc_stat;
 mod process_name;
 mod ps;
 mod record;
+mod relatives;
 mod remedy;
 mod report;
 mod run_delay;

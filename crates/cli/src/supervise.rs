@@ -11,6 +11,7 @@ use crate::metrics::Metrics;
 use crate::metrics_target::{MetricsTarget, Publisher};
 use crate::preflight;
 use crate::record::Recorder;
+use crate::relatives::Relatives;
 use crate::report::Report;
 use crate::run_report::{ReportFile, RunReport};
 use crate::settings::{Settings, SwapSetting, TakeTurns};
@@ -163,6 +164,7 @@ pub fn run(
         limit_updater: LimitUpdater::new(configuration.limit, groups),
         stall_watch: StallWatch::new(turns),
         balance: has_balance.then(Balance::default),
+        relatives: Relatives::new(),
         stillness: Stillness::new(),
         // A run inside this one prints its own warnings.
         said_unmanaged: preflight::is_foliomem(program.path),
@@ -279,6 +281,7 @@ struct Run {
     stall_watch: StallWatch,
     /// `None` while a run is recorded, because a replay has no balance, and under torture.
     balance: Option<Balance>,
+    relatives: Relatives,
     stillness: Stillness,
     said_unmanaged: bool,
     /// Processes that were just stopped because their companions have crashed.
@@ -426,6 +429,7 @@ impl Run {
             let taken_bytes = swap_file::taken_bytes(&shared.file);
             self.control.set_shared_store_bytes(taken_bytes.unwrap_or(shared.bytes));
         }
+        self.relatives.look(self.control);
         self.control.sample_peaks();
         self.idle.iter_mut().for_each(|idle| idle.look(self.control));
         let managed = self.control.process_sizes();

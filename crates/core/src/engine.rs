@@ -38,6 +38,7 @@ mod resume;
 mod share;
 mod stage;
 mod store_compaction;
+mod stored_content;
 mod strays;
 mod swap_in;
 mod unmanaged;
@@ -48,6 +49,7 @@ pub use fault::Served;
 pub use recompress::Recompression;
 pub use resume::Resumed;
 pub use share::Sharing;
+pub use stored_content::StoredContent;
 
 use crate::cluster::{NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
 use crate::compaction::{Compactor, Variant};

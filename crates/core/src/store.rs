@@ -384,6 +384,14 @@ impl Store {
         (word.location() != Location::FILLED).then(|| word.granule())
     }
 
+    /// Returns the checksum of a piece, or the word that its content repeats, and its granule. The
+    /// caller must own a reference to the piece.
+    pub fn content_of(&self, id: PieceId) -> (u64, Order) {
+        let at = self.pieces.at(id);
+        let word = at.load();
+        (at.extra(), word.granule())
+    }
+
     /// Returns the number of references of a piece.
     pub fn references(&self, id: PieceId) -> u16 {
         self.pieces.at(id).load().references()

@@ -11,6 +11,7 @@
 //! | process | [`foliomem_sys::companion_process`] | ids of companion, intermediate, guard |
 //! | start | [`mod@start`] | the answer in the companion's process |
 //! | monitor | `monitor`, `receive_notices` | `History`, [`notices`], [`shared_pages`] |
+//! | what relatives have in common | `monitor` | `content_sampling` |
 //! | sleep of an idle process | `monitor` | [`dormancy`] |
 //! | faults of a process whose turn it is not | `monitor` | [`held_faults`] |
 //! | activation | `activate` | [`activated`] |
@@ -27,6 +28,7 @@
 pub(crate) mod activate;
 pub(crate) mod activated;
 mod asleep;
+mod content_sampling;
 pub(crate) mod context;
 pub(crate) mod dormancy;
 pub(crate) mod end;

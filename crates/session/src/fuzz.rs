@@ -20,6 +20,7 @@ pub fn shared_segment(data: &[u8]) {
     assert_eq!(found.codec.to_string().parse(), Ok(found.codec));
     control.failure();
     control.take_notices();
+    control.compare_with_parents();
     control.follow_need();
     control.wanted_limit();
     control.processes_seen();

@@ -13,6 +13,7 @@
 //! | [`messages`] | messages of the agents to the supervisor |
 //! | [`tree_usage`] | memory use of the tree, and the limit that follows its need |
 //! | [`budget`] | the share of the limit that one process may use |
+//! | [`content_sample`] | how much of what the child of a fork has swapped out is its parent's |
 //! | `excess` | why a limit is exceeded |
 //! | `supervision` | whether the supervisor and the companions are alive |
 //! | [`custody`] | the supervisor's copies of userfaultfds |
@@ -29,6 +30,7 @@
 pub mod budget;
 pub mod cluster_ownership;
 mod configuration;
+pub mod content_sample;
 pub mod custody;
 pub mod door;
 mod excess;

@@ -72,6 +72,13 @@ shared_words! {
         /// A number that all processes share which forks have made from one; 0 before the first
         /// fork.
         pub(crate) family: AtomicU32,
+        /// The process of which this one is a fork: its slot (bits 32..64) and its pid, as
+        /// `identity` encodes it; 0 if there is none.
+        pub(crate) parent: AtomicU64,
+        /// The size of what was swapped out when it was compared with the parent's, in bytes, and
+        /// the share of it that is repeated, in 1/65,536 ([`crate::content_sample`]).
+        pub(crate) compared_bytes: AtomicU64,
+        pub(crate) repeated_share: AtomicU64,
         /// What `ctl` or the supervisor asks the companion to swap out or in.
         pub request: MemoryRequest,
         /// The process's counters.
@@ -102,7 +109,8 @@ impl ProcessSlot {
         store.orig_data_size.get().saturating_sub(cached_bytes)
     }
 
-    /// Returns the memory that the process would take without compression, in bytes.
+    /// Returns the memory that the process would take without compression, and if relatives shared
+    /// nothing of what is swapped out, in bytes.
     pub fn needed_bytes(&self) -> u64 {
         let stored_bytes = self.counters.store.mem_used_total.get();
         // The program may have overwritten any of these words.
@@ -343,6 +351,10 @@ impl Control {
             process.held_until_ns.store(0, Ordering::Relaxed);
             process.left_faults.store(0, Ordering::Relaxed);
             process.family.store(0, Ordering::Relaxed);
+            process.parent.store(0, Ordering::Relaxed);
+            process.compared_bytes.store(0, Ordering::Relaxed);
+            process.repeated_share.store(0, Ordering::Relaxed);
+            self.samples[slot.0 as usize].clear();
             process.request.clear();
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
@@ -353,10 +365,21 @@ impl Control {
 
     /// Notes that the process of `child` is the child of a fork of that of `parent`. The child
     /// calls this before it does anything else with its slot.
-    pub fn note_fork(&self, child: SlotIndex, parent: SlotIndex) {
-        let (child, parent) = (self.process(child), self.process(parent));
+    pub fn note_fork(&self, child: SlotIndex, parent_slot: SlotIndex) {
+        let (child, parent) = (self.process(child), self.process(parent_slot));
         child.inherit(parent);
+        child.parent.store(u64::from(parent_slot.0) << 32 | u64::from(self.pid(parent_slot)), Ordering::Relaxed);
+        child.repeat_all();
         child.join_family(parent, self.header.families.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+    }
+
+    /// Returns the slot of the living process of which that of `slot` is a fork.
+    pub(crate) fn living_parent(&self, slot: SlotIndex) -> Option<SlotIndex> {
+        let word = self.process(slot).parent.load(Ordering::Relaxed);
+        // The program may have overwritten the word.
+        let parent = SlotIndex::new((word >> 32) as u32).filter(|&parent| parent != slot && word != 0)?;
+        let is_marked = process_exit_notice::is_marked(&self.process(parent).exit_notice);
+        (self.pid(parent) == word as u32 && !is_marked).then_some(parent)
     }
 
     /// Returns whether a living process and that of `slot` come from one program by forks.

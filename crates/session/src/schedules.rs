@@ -5,6 +5,7 @@
 mod explorer;
 
 use crate::cluster_ownership::{RowIndex, SwapSpace};
+use crate::content_sample::{ContentSample, MAX_ENTRIES, Sample};
 use crate::trace_ring::TraceRing;
 use explorer::explore;
 use foliomem_sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -40,6 +41,34 @@ fn an_event_is_taken_whole_and_in_order() {
                 assert_eq!((time_us, event), (next, Event::Fill(PageNumber(next)..PageNumber(2 * next + 1))));
                 next += 1;
             });
+            back_off();
+        }
+        join([writer]);
+    });
+}
+
+/// A reader of a content sample gets one of those that were published, as a whole, or none.
+#[test]
+fn a_content_sample_is_read_whole() {
+    explore(3000, || {
+        let published = Arc::new(ContentSample::default());
+        let sample = |number: u64| {
+            let mut sample = Sample::default();
+            // Later samples have fewer entries.
+            (number..=MAX_ENTRIES as u64).for_each(|entry| sample.add(PageNumber(entry), number as u32, number));
+            sample
+        };
+        let writer = {
+            let published = Arc::clone(&published);
+            thread::spawn(move || (1..=3).for_each(|number| published.publish(&sample(number), number)))
+        };
+        let mut last = 0;
+        while last < 3 {
+            if let Some((read, swapped_out_bytes)) = published.read() {
+                assert!(swapped_out_bytes >= last, "an older one");
+                assert_eq!(read, sample(swapped_out_bytes));
+                last = swapped_out_bytes;
+            }
             back_off();
         }
         join([writer]);

@@ -11,6 +11,7 @@
 
 use crate::cluster_ownership::SwapSpace;
 use crate::configuration::SettingWords;
+use crate::content_sample::ContentSample;
 use crate::custody::Calls;
 use crate::door;
 use crate::messages::{MAX_NOTICES, Message};
@@ -32,7 +33,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 28;
+const VERSION: u64 = 29;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -127,6 +128,8 @@ shared_words! {
         pub(crate) header: Header,
         pub(crate) totals: Counters,
         pub(crate) processes: [ProcessSlot; MAX_PROCESSES],
+        /// The content sample of each slot. Unwritten samples take no memory.
+        pub(crate) samples: [ContentSample; MAX_PROCESSES],
         pub(crate) swap: SwapSpace,
         /// The trace ring of each slot. Unwritten rings take no memory.
         pub(crate) traces: [TraceRing; MAX_PROCESSES],

@@ -226,10 +226,12 @@ impl Control {
         self.header.ended_peak_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the memory that the tree would use now without compression, in bytes.
+    /// Returns the memory that the tree would use now without compression, in bytes. What a child
+    /// of a fork has of its parent counts once ([`crate::content_sample`]).
     pub fn tree_needed_bytes(&self) -> u64 {
         let (swapped_out, used) = self.tree_store_bytes();
-        self.tree_measured_bytes().saturating_add(swapped_out).saturating_sub(used)
+        let repeated = self.taking_memory().map(ProcessSlot::repeated_bytes).fold(0, u64::saturating_add);
+        self.tree_measured_bytes().saturating_add(swapped_out).saturating_sub(used).saturating_sub(repeated)
     }
 
     /// Returns the memory that the tree would take, in bytes, if all of it were compressed as well

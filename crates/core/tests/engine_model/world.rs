@@ -269,6 +269,22 @@ impl World {
         let state = self.engine.ports().state.lock();
         let taken = (state.homes.len() + state.program.len()) as i64;
         assert_eq!(state.charged, taken, "the charge equals the pages present");
+        drop(state);
+        self.check_stored();
+    }
+
+    /// Verifies that [`Engine::for_each_stored`] passes each page that is swapped out once.
+    fn check_stored(&self) {
+        let (mut next, mut passed) = (Some(PageNumber(0)), 0);
+        let mut end = PageNumber(0);
+        while let Some(from) = next {
+            next = self.engine.for_each_stored(from, 1, |stored| {
+                assert!(stored.page >= end && stored.pages > 0, "{stored:?} after {end:?}");
+                end = stored.page.offset(stored.pages);
+                passed += u64::from(stored.pages);
+            });
+        }
+        assert_eq!(passed, self.engine.swapped_pages());
     }
 }
 

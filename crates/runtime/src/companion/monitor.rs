@@ -13,6 +13,7 @@ use crate::address_space::adopt::adopt_mappings;
 use crate::address_space::mapping_events::{MappingEvents, is_receiver_starved};
 use crate::companion::activate::activate;
 use crate::companion::asleep::{Asleep, Looks};
+use crate::companion::content_sampling::ContentSampling;
 use crate::companion::end::{cannot_activate, check_users};
 use crate::companion::farewell;
 use crate::companion::memory_users::User;
@@ -179,6 +180,7 @@ impl History {
 pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
     let (mut history, mut place) = (History { crowd: 1, ..History::default() }, ThreadPlacement::here());
     let (mut due_ns, mut users_due_ns, mut asleep) = (0, 0, Asleep::default());
+    let mut content = ContentSampling::default();
     loop {
         place.update(&runtime.placement);
         let kicks = runtime.fork.quiesce.kicks();
@@ -215,6 +217,9 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
                         note_sleep(runtime, &user, &history, sleep, &mut asleep);
                         let crowd = crowd(runtime, &mut history);
                         history.set_crowd(crowd);
+                        if let Some(events) = runtime.mapping_events() {
+                            content.step(&runtime.context, &events.activated.engine, crowd);
+                        }
                         let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
                         now_ns() + sleep.as_nanos() as u64
                     }
