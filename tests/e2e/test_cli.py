@@ -166,14 +166,6 @@ def test_shared_memory_is_said():
 
 
 @foliomem_only
-def test_a_child_without_the_agent_is_said_once_with_its_size():
-    got = cli("run", "--limit", "32M", "--", "env", "-i", PYTHON, "-c", HOLD.format("__import__('io').BytesIO()")).ok()
-    lines = [line for line in got.err.splitlines() if "without the agent ran" in line]
-    assert got.out == b"held\n" and len(lines) == 1, got.err
-    assert 55 < float(re.search(r"python\S* ([0-9.]+) MiB", lines[0])[1]) < 120, got.err
-
-
-@foliomem_only
 @pytest.mark.parametrize("inside", [[], [BIN, "run", "--limit", "24M", "--"]], ids=["", "of a run inside the run"])
 def test_of_what_is_managed_it_is_not_said(inside):
     """Nor of what shares its parent's memory for a moment."""

@@ -6,14 +6,17 @@ use foliomem_runtime::runtime::Runtime;
 use foliomem_session::segment::Control;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::heap;
-use foliomem_sys::interception::patches;
+use foliomem_sys::interception::exec_environment::{CARRIED, CONTROL, carry, take_out};
+use foliomem_sys::interception::patches::{self, COVERED};
 use foliomem_sys::loader;
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 
-/// The variable that names the control segment.
-const CONTROL_VARIABLE: &str = "FOLIOMEM_CONTROL";
+/// The variables that name the control segment, by precedence: a run inside a run has set the first
+/// one.
+const CONTROL_VARIABLES: [&[u8]; 2] = [CONTROL, CARRIED];
 
 static RUNTIME: OnceLock<&'static Runtime> = OnceLock::new();
 
@@ -22,30 +25,28 @@ pub fn runtime() -> Option<&'static Runtime> {
     RUNTIME.get().copied().filter(|runtime| !runtime.is_off())
 }
 
-/// Returns the value of `CONTROL_VARIABLE` in `environment`.
+/// Returns the name of the control segment in `variables`, which end with zero.
+fn find_control<'a>(variables: impl Iterator<Item = &'a [u8]> + Clone) -> Option<&'a CStr> {
+    let value = |name: &[u8]| variables.clone().find_map(|variable| variable.strip_prefix(name));
+    CONTROL_VARIABLES.iter().find_map(|name| value(name)).and_then(|value| CStr::from_bytes_with_nul(value).ok())
+}
+
+/// Returns the name of the control segment in `environment`.
 ///
 /// # Safety
 /// `environment` is a list of strings that ends with null and never changes.
 unsafe fn control_path(environment: *const *const c_char) -> Option<&'static CStr> {
     // SAFETY: the caller's contract.
     let entries = (0..).map_while(|index| unsafe { (*environment.add(index)).as_ref() });
-    entries.into_iter().find_map(|entry| {
-        // SAFETY: the caller's contract.
-        let text = unsafe { CStr::from_ptr(entry) }.to_bytes_with_nul();
-        let value = text.strip_prefix(CONTROL_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
-        CStr::from_bytes_with_nul(value).ok()
-    })
+    // SAFETY: the caller's contract.
+    find_control(entries.map(|entry| unsafe { CStr::from_ptr(entry) }.to_bytes_with_nul()))
 }
 
-/// Returns the value of `CONTROL_VARIABLE` with which the process was started: musl passes nothing
-/// to constructors.
+/// Returns the name of the control segment in the environment with which the process was started:
+/// musl passes nothing to constructors.
 fn initial_control_path() -> Option<&'static CStr> {
     let environment = std::fs::read("/proc/self/environ").ok()?.leak();
-    let mut entries = environment.split_inclusive(|&byte| byte == 0);
-    entries.find_map(|entry| {
-        let value = entry.strip_prefix(CONTROL_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
-        CStr::from_bytes_with_nul(value).ok()
-    })
+    find_control(environment.split_inclusive(|&byte| byte == 0))
 }
 
 #[used]
@@ -88,6 +89,11 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     own.add_libraries();
     // Install the patches before any thread of the agent runs code of the C library.
     patches::install();
+    if let Some(agent) = loader::own_path().filter(|_| COVERED.load(Ordering::Relaxed)) {
+        carry(agent, path);
+        // SAFETY: glibc passes the environment, and the program has only this thread yet.
+        unsafe { take_out(environment.cast_mut().cast(), agent) };
+    }
     match companion::start(control, slot, own, device) {
         Ok(runtime) => {
             patches::activate(runtime);

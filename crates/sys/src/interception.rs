@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`patches`] | finds the system calls of the C library that the agent sees, and patches them |
 //! | [`entry`] | makes a patched system call |
+//! | [`exec_environment`] | carries the agent into programs that the program executes |
 //! | `guards` | installs guards for the program |
 //! | [`dispatch`] | intercepts forks if the C library cannot be patched (Syscall User Dispatch) |
 //! | [`fork_call`] | reads the arguments of a fork and makes the fork between the hooks |
@@ -13,6 +14,7 @@
 
 pub mod dispatch;
 pub mod entry;
+pub mod exec_environment;
 pub mod fork_call;
 mod guards;
 pub mod patches;

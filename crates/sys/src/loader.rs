@@ -339,6 +339,12 @@ pub fn is_any_named(names: &[&[u8]]) -> bool {
     objects().any(|object| names.iter().any(|wanted| object.file_name().starts_with(wanted)))
 }
 
+/// Returns the path by which the object with this code was loaded.
+pub fn own_path() -> Option<&'static CStr> {
+    // SAFETY: the loader's names end with zero, and it keeps them as long as this code runs.
+    objects().find(|object| object.is_own()).map(|object| unsafe { CStr::from_ptr(object.0.name) })
+}
+
 /// Returns whether this code is part of the object that is loaded at `base`.
 pub fn holds_own_code(base: usize) -> bool {
     objects().any(|object| object.is_own() && object.0.base == base)

@@ -1,5 +1,5 @@
-//! The entry: makes a patched system call of the C library that may fork or installs guards
-//! ([`crate::interception::patches`]).
+//! The entry: makes a patched system call of the C library that may fork, installs guards, or
+//! executes another program ([`crate::interception::patches`]).
 //!
 //! A stub jumps to the entry with the registers of the system call, and with the address of the
 //! stub's own `syscall` instruction in `rcx`. The entry claims a frame, blocks signals, takes a
@@ -7,7 +7,7 @@
 //! with the result. If the caller must make the call itself, the entry jumps to the instruction
 //! instead.
 //!
-//! - The entry does not use the caller's stack.
+//! - The entry does not use the caller's stack for a fork.
 //! - It preserves the vector registers, as a system call does: the C function around the call may
 //!   rely on that.
 //! - It does not block SIGSYS. A filter of the program that traps one of the entry's own calls thus
@@ -20,6 +20,10 @@
 //! It runs on a stack of its own, without a lock or a frame: a child of `vfork(2)` may make it, and
 //! may be killed at any moment.
 //!
+//! A call that executes another program is made here if its environment must be changed
+//! ([`exec_environment`]), without a lock or a frame, either, but on the caller's stack. The C
+//! function around it keeps nothing in vector registers.
+//!
 //! A frame is claimed before signals are blocked, and released after they are unblocked. A signal
 //! handler in between may fork, with another frame, or leave by `longjmp`. In the second case the
 //! next fork of the thread with the same stack pointer takes over the frame: the same stack pointer
@@ -29,7 +33,7 @@
 //! copy.
 
 use crate::interception::fork_call::{CallKind, ForkCall, ForkHooks, NEEDS_WORDS};
-use crate::interception::guards;
+use crate::interception::{exec_environment, guards};
 use crate::thread_control_block;
 use std::arch::{asm, global_asm};
 use std::mem::{MaybeUninit, offset_of};
@@ -154,6 +158,68 @@ global_asm!(
     "call {exit}",
     "ud2",
     "40:",
+    "cmp eax, {execve}",
+    "je 50f",
+    "cmp eax, {execveat}",
+    "jne 42f",
+    "50:",
+    "cmp qword ptr [rip + {stack_top}], 0",
+    "je 9f",
+    "cmp byte ptr [rip + {has_dispatch}], 0",
+    "jne 9f",
+    // The function around the call may use the red zone.
+    "lea rsp, [rsp - 128]",
+    "push rbx",
+    "mov rbx, rsp",
+    "push rax",
+    "push rcx",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r10",
+    "push r8",
+    "push r9",
+    "cmp eax, {execve}",
+    "cmovne rdx, r10",
+    "mov rdi, rdx",
+    "and rsp, -16",
+    "call {needed_bytes}",
+    "test rax, rax",
+    "jz 53f",
+    "sub rsp, rax",
+    "mov rsi, rsp",
+    "mov rdi, [rbx - 40]",
+    "cmp dword ptr [rbx - 8], {execve}",
+    "cmovne rdi, [rbx - 48]",
+    "call {changed}",
+    "mov rdx, rax",
+    "mov r10, rax",
+    "cmp dword ptr [rbx - 8], {execve}",
+    "cmovne rdx, [rbx - 40]",
+    "cmove r10, [rbx - 48]",
+    "mov rsi, [rbx - 32]",
+    "mov rdi, [rbx - 24]",
+    "mov r8, [rbx - 56]",
+    "mov r9, [rbx - 64]",
+    "mov rax, [rbx - 8]",
+    "syscall",
+    // The program cannot be executed.
+    "mov [rbx - 8], rax",
+    "add qword ptr [rbx - 16], {syscall_bytes}",
+    "53:",
+    "mov r9, [rbx - 64]",
+    "mov r8, [rbx - 56]",
+    "mov r10, [rbx - 48]",
+    "mov rdx, [rbx - 40]",
+    "mov rsi, [rbx - 32]",
+    "mov rdi, [rbx - 24]",
+    "mov rcx, [rbx - 16]",
+    "mov rax, [rbx - 8]",
+    "mov rsp, rbx",
+    "pop rbx",
+    "lea rsp, [rsp + 128]",
+    "jmp rcx",
+    "42:",
     // clone with CLONE_VM makes a thread, or a child that may run on another stack.
     "cmp eax, {clone}",
     "jne 2f",
@@ -334,6 +400,11 @@ global_asm!(
     clone_thread_or_vfork = const WAITED_FOR,
     needs_words = const NEEDS_WORDS,
     has_shared_memory = sym HAS_SHARED_MEMORY,
+    execve = const linux_raw_sys::general::__NR_execve,
+    execveat = const linux_raw_sys::general::__NR_execveat,
+    needed_bytes = sym exec_environment::needed_bytes,
+    changed = sym exec_environment::changed,
+    syscall_bytes = const SYSCALL_BYTES,
     exit_group = const linux_raw_sys::general::__NR_exit_group,
     is_exiting = sym IS_EXITING,
     exit_stack_top = sym EXIT_STACK_TOP,

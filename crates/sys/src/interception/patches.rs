@@ -8,7 +8,9 @@
 //!   `syscall`;
 //! - calls that change the meaning of memory without a kernel message ([`crate::unseen_calls`]): in
 //!   `madvise`, `process_madvise`, `vmsplice`, `setsockopt` and `syscall`;
-//! - the end of the process: in `_exit`.
+//! - the end of the process: in `_exit`;
+//! - the execution of another program, to which the agent goes along: in `execve`, `execveat`,
+//!   `fexecve` and `syscall`. Threads return from them only if they fail.
 //!
 //! A jump to a stub replaces instructions right before or right after each of them:
 //!
@@ -18,8 +20,8 @@
 //!   if no thread can be in the call.
 //!
 //! The stubs of a C library lie on a page that the jumps can reach. If the call may fork, installs
-//! guards or ends the process, [`crate::interception::entry`] makes it. If the call lends pages,
-//! the stub sets a flag and continues with the call.
+//! guards, executes another program or ends the process, [`crate::interception::entry`] makes it.
+//! If the call lends pages, the stub sets a flag and continues with the call.
 //!
 //! A site that is not recognised is not patched. If it is a fork in the program's C library,
 //! nothing is patched and [`crate::interception::dispatch`] is used. If it is another call, the
@@ -66,7 +68,7 @@ const C_LIBRARY: &CStr = c"libc.so.6";
 /// the size of the largest library and of the page.
 const REACH_BYTES: usize = (1 << 31) - (64 << 20);
 /// Size to which the code of a stub is allocated, in bytes; no stub is longer.
-const STUB_BYTES: usize = 176;
+const STUB_BYTES: usize = 224;
 /// Number of words at the start of a page of stubs: the address of the entry function, and that of
 /// the flag that a stub sets before a call that may give the kernel references to pages.
 const WORDS: usize = 2;
@@ -122,8 +124,14 @@ const CHANGING: [(&CStr, Wanted); 4] = [
 /// Maximum distance in bytes between the code of `clone` and of `clone3`, which has no symbol.
 const CLONE3_REACH_BYTES: usize = 32 << 10;
 
-/// The function that ends the process. A site of it that is not recognised stays unpatched.
-const ENDING: (&CStr, Wanted) = (c"_exit", Wanted::All);
+/// The functions that end the process or execute another program. A site of them that is not
+/// recognised stays unpatched.
+const LEAVING: [(&CStr, Wanted); 4] = [
+    (c"_exit", Wanted::All),
+    (c"execve", Wanted::Numbers(&[raw::__NR_execve])),
+    (c"execveat", Wanted::Numbers(&[raw::__NR_execveat])),
+    (c"fexecve", Wanted::Numbers(&[raw::__NR_execveat])),
+];
 
 /// Whether a thread may be in a system call that is going to be patched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -234,14 +242,22 @@ impl Stub {
     fn find_watched_calls(&mut self) {
         const SOL_SOCKET: u8 = libc::SOL_SOCKET as u8;
         const SO_ZEROCOPY: u8 = libc::SO_ZEROCOPY as u8;
-        for number in [raw::__NR_fork, raw::__NR_clone, raw::__NR_clone3, raw::__NR_exit_group] {
+        const MADE_BY_ENTRY: [u32; 6] = [
+            raw::__NR_fork,
+            raw::__NR_clone,
+            raw::__NR_clone3,
+            raw::__NR_exit_group,
+            raw::__NR_execve,
+            raw::__NR_execveat,
+        ];
+        for number in MADE_BY_ENTRY {
             self.compare_number(number);
-            let end = self.branch(EQUAL);
+            let end = self.far_branch();
             self.to_entry.push(end);
         }
         for number in [raw::__NR_vmsplice, raw::__NR_io_uring_setup] {
             self.compare_number(number);
-            let end = self.branch(EQUAL);
+            let end = self.far_branch();
             self.to_flag.push(end);
         }
         // cmp edx, imm8; cmp r10d, imm8
@@ -249,21 +265,21 @@ impl Stub {
             [(raw::__NR_madvise, &[0x83, 0xfa]), (raw::__NR_process_madvise, &[0x41, 0x83, 0xfa])];
         for (number, compare_advice) in advices {
             self.compare_number(number);
-            let other = self.branch(NOT_EQUAL);
+            let other = self.branch_if_other();
             self.code.extend(compare_advice);
             self.code.push(GUARD_INSTALL);
-            let end = self.branch(EQUAL);
+            let end = self.far_branch();
             self.to_entry.push(end);
             self.land(other);
         }
         self.compare_number(raw::__NR_setsockopt);
-        let other = self.branch(NOT_EQUAL);
+        let other = self.branch_if_other();
         // cmp esi, imm8
         self.code.extend([0x83, 0xfe, SOL_SOCKET]);
-        let other_level = self.branch(NOT_EQUAL);
+        let other_level = self.branch_if_other();
         // cmp edx, imm8
         self.code.extend([0x83, 0xfa, SO_ZEROCOPY]);
-        let end = self.branch(EQUAL);
+        let end = self.far_branch();
         self.to_flag.push(end);
         self.land(other);
         self.land(other_level);
@@ -275,9 +291,15 @@ impl Stub {
         self.code.extend(number.to_le_bytes());
     }
 
-    /// Adds a conditional branch whose `rel8` [`Stub::land`] sets. Returns the branch's end.
-    fn branch(&mut self, condition: u8) -> usize {
-        self.code.extend([condition, 0]);
+    /// Adds `jne rel8`, which [`Stub::land`] sets. Returns the branch's end.
+    fn branch_if_other(&mut self) -> usize {
+        self.code.extend([0x75, 0]);
+        self.code.len()
+    }
+
+    /// Adds `je rel32`, which [`Stub::land_far`] sets. Returns the branch's end.
+    fn far_branch(&mut self) -> usize {
+        self.code.extend([0x0f, 0x84, 0, 0, 0, 0]);
         self.code.len()
     }
 
@@ -287,10 +309,19 @@ impl Stub {
         self.code[end - 1] = distance as u8;
     }
 
+    /// Lets the far branches that end at `ends` lead here.
+    fn land_far(&mut self, ends: Vec<usize>) {
+        for end in ends {
+            let distance = (self.code.len() - end) as u32;
+            self.code[end - size_of::<u32>()..end].copy_from_slice(&distance.to_le_bytes());
+        }
+    }
+
     /// Adds code that sets the flag whose address is in the word at `word`, and continues at
     /// `call`.
     fn set_flag(&mut self, word: usize, call: usize) {
-        std::mem::take(&mut self.to_flag).into_iter().for_each(|end| self.land(end));
+        let ends = std::mem::take(&mut self.to_flag);
+        self.land_far(ends);
         // mov r11, [rip + rel32]; mov byte [r11], 1. The system call changes r11, too.
         self.code.extend([0x4c, 0x8b, 0x1d]);
         self.code.extend((word.wrapping_sub(self.here() + 4) as i32).to_le_bytes());
@@ -301,7 +332,8 @@ impl Stub {
     /// Adds a jump to the entry whose address is in the word at `word`, for the system call at
     /// `call`. Returns the finished code.
     fn enter(mut self, word: usize, call: usize) -> Vec<u8> {
-        std::mem::take(&mut self.to_entry).into_iter().for_each(|end| self.land(end));
+        let ends = std::mem::take(&mut self.to_entry);
+        self.land_far(ends);
         // lea rcx, [rip + call]
         self.code.extend([0x48, 0x8d, 0x0d]);
         self.code.extend((call.wrapping_sub(self.here() + 4) as i32).to_le_bytes());
@@ -309,11 +341,6 @@ impl Stub {
         self.code
     }
 }
-
-/// First byte of `je rel8`.
-const EQUAL: u8 = 0x74;
-/// First byte of `jne rel8`.
-const NOT_EQUAL: u8 = 0x75;
 
 /// Returns the `jmp rel32` at `from` that leads to `to`.
 fn jump(from: usize, to: usize) -> [u8; JUMP_BYTES] {
@@ -394,9 +421,9 @@ fn clone3_sites(library: Object<'_>) -> Vec<Site> {
 struct Sites {
     /// The sites that are patched only if no thread may be in them.
     all: Vec<Site>,
-    /// The sites that end the process. No thread returns from them, so they can be patched at any
-    /// time.
-    ending: Vec<Site>,
+    /// The sites of [`LEAVING`] that can be patched at any time: no thread returns from them, or
+    /// the jump comes before the call.
+    leaving: Vec<Site>,
     /// Whether `all` contains all calls that the agent must see.
     are_complete: bool,
 }
@@ -404,9 +431,11 @@ struct Sites {
 impl Sites {
     /// Finds the sites of `library`. Returns `None` if a fork is not recognised or patched already.
     fn of(library: Object<'_>) -> Option<Sites> {
-        let (name, wanted) = ENDING;
-        let ending = sites_of_function(library, name, wanted).unwrap_or_default();
-        let mut sites = Sites { all: Vec::new(), ending, are_complete: true };
+        let leaving = LEAVING.iter().flat_map(|&(name, wanted)| {
+            let found = sites_of_function(library, name, wanted).unwrap_or_default();
+            found.into_iter().filter(move |site| wanted == Wanted::All || site.position == Position::Before)
+        });
+        let mut sites = Sites { all: Vec::new(), leaving: leaving.collect(), are_complete: true };
         for (functions, wanted) in FORKING {
             let before = sites.all.len();
             for name in functions {
@@ -438,7 +467,7 @@ impl Sites {
 
     /// Patches the sites. If they are complete, the calls of this library count as seen.
     fn patch(&self) -> Result<(), Errno> {
-        patch(&[&self.all[..], &self.ending].concat())?;
+        patch(&[&self.all[..], &self.leaving].concat())?;
         if let Some(first) = self.all.first().filter(|_| self.are_complete) {
             unseen_calls::note_seen_code(first.at);
         }
