@@ -495,12 +495,15 @@ mod tests {
         exit_thread();
     }
 
-    /// Returns how much memory the mapping that begins at `start` takes, in KiB.
+    /// Returns how much memory the mapping that begins at `start` takes, in KiB. While the child of
+    /// another test's fork lives, it shares the memory.
     fn dirty_kib(start: usize) -> u64 {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{start:x}-")));
-        let line = lines.find_map(|line| line.strip_prefix("Private_Dirty:")).unwrap();
-        line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+        let of_mapping = smaps.lines().skip_while(|line| !line.starts_with(&format!("{start:x}-")));
+        let until_flags = of_mapping.take_while(|line| !line.starts_with("VmFlags:"));
+        let dirty = until_flags
+            .filter_map(|line| line.strip_prefix("Private_Dirty:").or_else(|| line.strip_prefix("Shared_Dirty:")));
+        dirty.map(|size| size.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()).sum()
     }
 
     #[test]
