@@ -230,6 +230,11 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
         if runtime.notices.allocations.has_pending() {
             continue;
         }
+        if history.is_still() && (now_ns()..due_ns).contains(&users_due_ns) {
+            // One wake serves both: at rest, the wakes are what costs CPU time.
+            users_due_ns = 0;
+            continue;
+        }
         let is_dormant = runtime.dormancy.lasts();
         let until_ns = due_ns.min(users_due_ns);
         let time = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
