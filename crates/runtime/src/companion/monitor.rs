@@ -210,20 +210,11 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
                 asleep.end();
             }
             if now_ns() >= due_ns {
-                due_ns = match look_at_sleeper(runtime, &user, &asleep) {
-                    Some(next_look_ns) => next_look_ns,
-                    None => {
-                        let Some(sleep) = sample(runtime, &mut history) else { continue };
-                        note_sleep(runtime, &user, &history, sleep, &mut asleep);
-                        let crowd = crowd(runtime, &mut history);
-                        history.set_crowd(crowd);
-                        if let Some(events) = runtime.mapping_events() {
-                            content.step(&runtime.context, &events.activated.engine, crowd);
-                        }
-                        let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
-                        now_ns() + sleep.as_nanos() as u64
-                    }
-                };
+                let next_look_ns = look_at_sleeper(runtime, &user, &asleep);
+                let next_ns =
+                    next_look_ns.or_else(|| sample_and_plan(runtime, &user, &mut history, &mut asleep, &mut content));
+                let Some(next_ns) = next_ns else { continue };
+                due_ns = next_ns;
             }
         }
         // A notice that came while others were received has not woken the monitor.
@@ -249,6 +240,25 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             (due_ns, users_due_ns) = (0, 0);
         }
     }
+}
+
+/// Samples the process. Returns when to do so again; `None` if there is more to do at once.
+fn sample_and_plan(
+    runtime: &'static Runtime,
+    user: &User,
+    history: &mut History,
+    asleep: &mut Asleep,
+    content: &mut ContentSampling,
+) -> Option<u64> {
+    let sleep = sample(runtime, history)?;
+    note_sleep(runtime, user, history, sleep, asleep);
+    let crowd = crowd(runtime, history);
+    history.set_crowd(crowd);
+    if let Some(events) = runtime.mapping_events() {
+        content.step(&runtime.context, &events.activated.engine, crowd);
+    }
+    let sleep = (sleep * history.crowd).min(sleep.max(SLEEP_MAX));
+    Some(now_ns() + sleep.as_nanos() as u64)
 }
 
 /// Returns the time of the next look if the process is asleep, so that it needs no sample now.
