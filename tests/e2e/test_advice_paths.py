@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from conftest import assert_swapped, few_cases, foliomem, plain
+from conftest import assert_swapped, few_cases, foliomem, plain, same_as_plain
 
 BY_PIPE = ["vmsplice", "fifo", "tee", "child", "onward"]
 BY_SOCKET = ["zerocopy", "sendzc", "fixed"]
@@ -114,6 +114,12 @@ def test_ordinary_programs_make_no_calls_that_are_not_seen(built):
                     [built("guards.c", "-DLIBRARY"), "function", "swift"]):
         result = foliomem(program, torture=True).ok()
         assert result.stats["vmstat"]["unseen_callers"] == 0, program
+
+
+def test_openmp_waits_by_its_own_machine_code_and_needs_no_precautions(built, torture):
+    """The numbers of its calls are in registers over loops. With the precautions it takes 50 times as long."""
+    result = same_as_plain([built("sweeps.c", "-fopenmp"), 40 if torture else 160], "80M", torture)
+    assert result.stats["vmstat"]["unseen_callers"] == 0
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -17,6 +17,13 @@ pub const WINDOW_BYTES: usize = 96;
 /// Number of starts from which the code is decoded: more than the bytes of the longest instruction.
 const READINGS: usize = 16;
 
+pub mod flow;
+
+/// Returns the offsets of the system calls in `code` whose number is in `watched` or unknown.
+pub fn suspects(code: &[u8], watched: &[u32]) -> Vec<usize> {
+    Finder::new(&SYSCALL).find_iter(code).filter(|&at| is_watched(code, at, watched)).collect()
+}
+
 /// Returns whether `code` contains, from byte `from` on, a system call whose number is in `watched`
 /// or unknown. The bytes before `from` only serve to find the number.
 pub fn can_make(code: &[u8], from: usize, watched: &[u32]) -> bool {

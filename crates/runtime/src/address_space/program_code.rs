@@ -20,7 +20,7 @@
 use crate::address_space::ranges::Ranges;
 use crate::companion::context::Context;
 use crate::companion::error::RuntimeError;
-use foliomem_sys::machine_code::{self, WINDOW_BYTES};
+use foliomem_sys::machine_code::{self, WINDOW_BYTES, flow};
 use foliomem_sys::maps::{self, Kind, Mapping};
 use foliomem_sys::unseen_calls;
 use linux_raw_sys::general as raw;
@@ -73,6 +73,24 @@ fn is_code_of_program(mapping: &Mapping) -> bool {
 
 /// Returns whether the code in `range` can make a watched call. Unreadable code counts as yes.
 fn can_make_unseen(memory: &OwnedFd, range: Range<usize>) -> bool {
+    seems_to_make_unseen(memory, range.clone()) && !makes_only_others(memory, range)
+}
+
+/// Returns whether each system call of the code in `range` is a known one that is not watched, if
+/// the numbers are followed through all of the code.
+fn makes_only_others(memory: &OwnedFd, range: Range<usize>) -> bool {
+    if range.len() > flow::MAX_BYTES {
+        return false;
+    }
+    let mut code = vec![0; range.len()];
+    let is_read =
+        matches!(rustix::io::pread(memory, &mut code[..], range.start as u64), Ok(read) if read == range.len());
+    is_read && flow::are_known_and_others(&code, &machine_code::suspects(&code, &WATCHED), &WATCHED)
+}
+
+/// Returns whether the code in `range` can make a watched call, judged by the instructions right
+/// before each call. Unreadable code counts as yes.
+fn seems_to_make_unseen(memory: &OwnedFd, range: Range<usize>) -> bool {
     let mut buffer = vec![0; WINDOW_BYTES + PART_BYTES];
     let (mut at, mut kept) = (range.start, 0);
     while at < range.end {
