@@ -191,6 +191,40 @@ def test_an_idle_run_hardly_wakes():
     run.finish()
 
 
+def cpu_ns(pids):
+    """The CPU time of the threads of those processes that have not ended."""
+    tasks = [task for pid in pids for task in Path("/proc").glob(f"{pid}/task/*/schedstat")]
+    return sum(int(read_text(task).split()[0]) for task in tasks)
+
+
+MANY_AT_REST = """
+import subprocess, sys
+kept = "import sys; kept = bytearray(b'x' * (8 << 20)); print(flush=True); sys.stdin.read()"
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+children = [subprocess.Popen([sys.executable, "-c", kept], **pipes) for _ in range(20)]
+assert all(child.stdout.readline() for child in children)
+print("started", flush=True)
+sys.stdin.read()
+sys.exit(sum(child.stdin.close() or child.wait() for child in children))
+"""
+
+
+def test_many_processes_at_rest_take_hardly_any_cpu_time():
+    """Without --idle, and far from the limit: more processes than two for each CPU."""
+    run = start([sys.executable, "-c", MANY_AT_REST], "4G", stdin=subprocess.PIPE)
+    run.wait_output(b"started", 60)
+    deadline, share = time.monotonic() + 60, None
+    while share is None or share > 0.25:
+        assert time.monotonic() < deadline, share
+        agents = [int(pid) for pid in read_text(f"/proc/{run.pid}/task/{run.pid}/children").split()]
+        before, began = cpu_ns(agents), time.monotonic_ns()
+        time.sleep(4)
+        share = (cpu_ns(agents) - before) / (time.monotonic_ns() - began)
+    assert len(agents) > 20, agents
+    run.proc.stdin.close()
+    run.finish().ok()
+
+
 def test_what_a_busy_process_does_not_use_is_compressed():
     run = Run(BUSY, 500)
     figures = run.until(compressed(100, 70), "compressed")

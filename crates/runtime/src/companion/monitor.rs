@@ -215,15 +215,15 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
                     next_look_ns.or_else(|| sample_and_plan(runtime, &user, &mut history, &mut asleep, &mut content));
                 let Some(next_ns) = next_ns else { continue };
                 due_ns = next_ns;
+                if history.is_still() && users_due_ns < due_ns {
+                    // One wake serves both: at rest, the wakes are what costs CPU time.
+                    users_due_ns = 0;
+                    continue;
+                }
             }
         }
         // A notice that came while others were received has not woken the monitor.
         if runtime.notices.allocations.has_pending() {
-            continue;
-        }
-        if history.is_still() && (now_ns()..due_ns).contains(&users_due_ns) {
-            // One wake serves both: at rest, the wakes are what costs CPU time.
-            users_due_ns = 0;
             continue;
         }
         let is_dormant = runtime.dormancy.lasts();
