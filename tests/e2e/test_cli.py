@@ -2,7 +2,6 @@
 import json
 import os
 import pty
-import re
 import signal
 import stat
 import subprocess
