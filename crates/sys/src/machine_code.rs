@@ -5,9 +5,11 @@
 //! decoded from several starts: decoding from a wrong start soon agrees with the real instructions.
 //! The occurrence counts as an instruction if most readings have one there. There is no lock.
 
-use iced_x86::{Code, Register};
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind};
-use memchr::memmem::Finder;
+pub mod flow;
+
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory};
+use iced_x86::{Mnemonic, OpAccess, OpKind, Register};
+use memchr::memmem;
 
 /// The `syscall` instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -17,24 +19,16 @@ pub const WINDOW_BYTES: usize = 96;
 /// Number of starts from which the code is decoded: more than the bytes of the longest instruction.
 const READINGS: usize = 16;
 
-pub mod flow;
-
-/// Returns the offsets of the system calls in `code` whose number is in `watched` or unknown.
-pub fn suspects(code: &[u8], watched: &[u32]) -> Vec<usize> {
-    Finder::new(&SYSCALL).find_iter(code).filter(|&at| is_watched(code, at, watched)).collect()
-}
-
-/// Returns whether `code` contains, from byte `from` on, a system call whose number is in `watched`
-/// or unknown. The bytes before `from` only serve to find the number.
-pub fn can_make(code: &[u8], from: usize, watched: &[u32]) -> bool {
-    let finder = Finder::new(&SYSCALL);
-    finder.find_iter(code).filter(|&at| at >= from).any(|at| is_watched(code, at, watched))
+/// Returns the offsets of the system calls in `code`, from byte `from` on, whose number is in
+/// `watched` or unknown. The bytes before `from` only serve to find the numbers.
+pub fn suspects(code: &[u8], from: usize, watched: &[u32]) -> impl Iterator<Item = usize> {
+    memmem::find_iter(code, &SYSCALL).filter(move |&at| at >= from && is_watched(code, at, watched))
 }
 
 /// The content of a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Value {
-    Known(u64),
+    Known(u32),
     Unknown,
 }
 
@@ -69,52 +63,55 @@ fn number_at(code: &[u8], start: usize, at: usize, watched: &[u32]) -> Option<Va
         if instruction.is_invalid() {
             return None;
         }
-        number = match value_of_rax(&instruction) {
-            Some(constant) => {
+        number = match loaded_constant(&instruction) {
+            Some((Register::RAX, constant)) => {
                 // A branch may lead from here to the call and skip the code that loads another
                 // number.
-                may_be_watched |= watched.iter().any(|&watched| u64::from(watched) == constant);
+                may_be_watched |= watched.contains(&constant);
                 Value::Known(constant)
             }
-            None if changes_rax(&instruction, &mut infos) => Value::Unknown,
-            None => number,
+            _ if leaves(&instruction)
+                || written(&instruction, &mut infos).any(|register| register == Register::RAX) =>
+            {
+                Value::Unknown
+            }
+            _ => number,
         };
     }
     let is_there = start + decoder.position() == at;
     is_there.then_some(if may_be_watched { Value::Unknown } else { number })
 }
 
-/// Returns the constant that an instruction loads into `rax`, if it does.
-fn value_of_rax(instruction: &Instruction) -> Option<u64> {
-    let loads = instruction.op0_kind() == OpKind::Register
-        && matches!(instruction.op0_register(), Register::EAX | Register::RAX);
-    match (instruction.mnemonic(), instruction.code()) {
-        _ if !loads => None,
-        (_, Code::Mov_r32_imm32 | Code::Mov_r64_imm64 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32) => {
-            // The kernel uses only the lower half.
-            Some(instruction.immediate(1) & u64::from(u32::MAX))
-        }
-        (Mnemonic::Xor | Mnemonic::Sub, _)
-            if instruction.op1_kind() == OpKind::Register
-                && instruction.op1_register().full_register() == Register::RAX =>
-        {
-            Some(0)
-        }
-        _ => None,
+/// Returns the whole register into which an instruction loads a constant, and the lower half of the
+/// constant: the kernel uses no more of a number. Returns `None` if it loads none.
+fn loaded_constant(instruction: &Instruction) -> Option<(Register, u32)> {
+    let to = instruction.op0_register();
+    if instruction.op0_kind() != OpKind::Register || !(to.is_gpr32() || to.is_gpr64()) {
+        return None;
     }
+    let is_with_itself = instruction.op1_kind() == OpKind::Register && instruction.op1_register() == to;
+    let constant = match (instruction.mnemonic(), instruction.code()) {
+        (_, Code::Mov_r32_imm32 | Code::Mov_r64_imm64 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32) => {
+            instruction.immediate(1) as u32
+        }
+        (Mnemonic::Xor | Mnemonic::Sub, _) if is_with_itself => 0,
+        _ => return None,
+    };
+    Some((to.full_register(), constant))
 }
 
-/// Returns whether an instruction may change `rax`, or does not lead to the next instruction.
-fn changes_rax(instruction: &Instruction, infos: &mut InstructionInfoFactory) -> bool {
-    match instruction.flow_control() {
-        FlowControl::Next | FlowControl::ConditionalBranch => {}
-        _ => return true,
-    }
-    let writes = |access| {
+/// Returns the registers that an instruction may change, as whole ones.
+fn written(instruction: &Instruction, infos: &mut InstructionInfoFactory) -> impl Iterator<Item = Register> {
+    let changes = |access| {
         matches!(access, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
     };
-    let info = infos.info(instruction);
-    info.used_registers().iter().any(|used| used.register().full_register() == Register::RAX && writes(used.access()))
+    let used = infos.info(instruction).used_registers().iter();
+    used.filter(move |used| changes(used.access())).map(|used| used.register().full_register())
+}
+
+/// Returns whether an instruction does not lead to the next one, or not at once.
+fn leaves(instruction: &Instruction) -> bool {
+    !matches!(instruction.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch)
 }
 
 #[cfg(test)]
@@ -125,9 +122,13 @@ mod tests {
     /// `push rbx; mov rbx, rdi; mov rdi, rsi; mov rsi, rdx`.
     const BEFORE: [u8; 10] = [0x53, 0x48, 0x89, 0xfb, 0x48, 0x89, 0xf7, 0x48, 0x89, 0xd6];
 
+    fn can_make(code: &[u8], from: usize) -> bool {
+        suspects(code, from, &[MADVISE]).next().is_some()
+    }
+
     fn can_madvise(code: &[u8]) -> bool {
         let code = [&BEFORE.repeat(12), code, &BEFORE.repeat(2)].concat();
-        can_make(&code, 0, &[MADVISE])
+        can_make(&code, 0)
     }
 
     #[test]
@@ -149,7 +150,7 @@ mod tests {
         // pop rax
         assert!(can_madvise(&[0x6a, 28, 0x58, 0x0f, 0x05]));
         // No code precedes the call.
-        assert!(can_make(&SYSCALL, 0, &[MADVISE]));
+        assert!(can_make(&SYSCALL, 0));
     }
 
     #[test]
@@ -171,7 +172,7 @@ mod tests {
     #[test]
     fn calls_before_the_searched_part_do_not_count() {
         let code = [&BEFORE.repeat(12)[..], &[0xb8, 28, 0, 0, 0, 0x0f, 0x05]].concat();
-        assert!(can_make(&code, code.len() - 2, &[MADVISE]));
-        assert!(!can_make(&code, code.len() - 1, &[MADVISE]));
+        assert!(can_make(&code, code.len() - 2));
+        assert!(!can_make(&code, code.len() - 1));
     }
 }

@@ -85,7 +85,7 @@ fn makes_only_others(memory: &OwnedFd, range: Range<usize>) -> bool {
     let mut code = vec![0; range.len()];
     let is_read =
         matches!(rustix::io::pread(memory, &mut code[..], range.start as u64), Ok(read) if read == range.len());
-    is_read && flow::are_known_and_others(&code, &machine_code::suspects(&code, &WATCHED), &WATCHED)
+    is_read && flow::are_known_and_others(&code, machine_code::suspects(&code, 0, &WATCHED), &WATCHED)
 }
 
 /// Returns whether the code in `range` can make a watched call, judged by the instructions right
@@ -98,7 +98,7 @@ fn seems_to_make_unseen(memory: &OwnedFd, range: Range<usize>) -> bool {
         let Ok(read @ 1..) = rustix::io::pread(memory, &mut buffer[kept..kept + len], at as u64) else { return true };
         let filled = kept + read;
         // The last byte of the previous part may be the first byte of a call.
-        if machine_code::can_make(&buffer[..filled], kept.saturating_sub(1), &WATCHED) {
+        if machine_code::suspects(&buffer[..filled], kept.saturating_sub(1), &WATCHED).next().is_some() {
             return true;
         }
         at += read;

@@ -6,11 +6,11 @@
 //! which constant each register has at the start of each block, whichever way leads there.
 //!
 //! A register is unknown where code begins that nothing jumps to, at the targets of calls, and
-//! after a call if the callee may change it. An indirect jump may lead anywhere in its function, so
-//! a system call between the same two function starts is unknown. There is no lock.
+//! after a call if the callee may change it. An indirect jump may lead anywhere in its function,
+//! parts elsewhere included, so all system calls of that function are unknown. There is no lock.
 
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory};
-use iced_x86::{Mnemonic, OpAccess, OpKind, Register};
+use crate::machine_code::{loaded_constant, written};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 use std::collections::BTreeMap;
 
 /// Maximum size of the code that is analysed, in bytes. The analysis takes some tens of
@@ -61,10 +61,10 @@ fn index(register: Register) -> Option<usize> {
 }
 
 impl Registers {
+    /// Makes a register unknown, which is a whole one.
     fn forget(&mut self, register: Register) {
-        let full = register.full_register();
-        if full.is_gpr64() {
-            self.0[full.number()] = Value::Unknown;
+        if register.is_gpr64() {
+            self.0[register.number()] = Value::Unknown;
         }
     }
 
@@ -74,11 +74,7 @@ impl Registers {
             self.0[to] = value;
             return;
         }
-        for used in infos.info(instruction).used_registers() {
-            if !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess | OpAccess::None) {
-                self.forget(used.register());
-            }
-        }
+        written(instruction, infos).for_each(|register| self.forget(register));
         let changed: &[Register] = match instruction.flow_control() {
             _ if instruction.mnemonic() == Mnemonic::Syscall => &[Register::RAX, Register::RCX, Register::R11],
             FlowControl::Call | FlowControl::IndirectCall => &CHANGED_BY_CALLS,
@@ -89,21 +85,12 @@ impl Registers {
 
     /// Returns the register and its new content if the instruction moves a constant or a register.
     fn moved(&self, instruction: &Instruction) -> Option<(usize, Value)> {
-        if instruction.op0_kind() != OpKind::Register {
-            return None;
+        if let Some((to, constant)) = loaded_constant(instruction) {
+            return Some((to.number(), Value::Constant(constant)));
         }
-        let to = index(instruction.op0_register())?;
-        let from_register = || index(instruction.op1_register()).filter(|_| instruction.op1_kind() == OpKind::Register);
-        let value = match (instruction.mnemonic(), instruction.code()) {
-            (_, Code::Mov_r32_imm32 | Code::Mov_r64_imm64 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32) => {
-                // The kernel uses only the lower half of a number.
-                Value::Constant(instruction.immediate(1) as u32)
-            }
-            (Mnemonic::Mov, _) => self.0[from_register()?],
-            (Mnemonic::Xor | Mnemonic::Sub, _) if from_register()? == to => Value::Constant(0),
-            _ => return None,
-        };
-        Some((to, value))
+        let [to, from] = [(0, instruction.op0_register()), (1, instruction.op1_register())]
+            .map(|(operand, register)| index(register).filter(|_| instruction.op_kind(operand) == OpKind::Register));
+        (instruction.mnemonic() == Mnemonic::Mov).then_some((to?, self.0[from?]))
     }
 }
 
@@ -122,6 +109,8 @@ struct Program {
     blocks: Vec<Block>,
     /// Indices of the blocks at whose start all registers are unknown.
     entries: Vec<usize>,
+    /// Indices of the blocks with which functions begin for certain. Others may begin between them.
+    functions: Vec<usize>,
 }
 
 fn ends_flow(instruction: &Instruction) -> bool {
@@ -181,7 +170,7 @@ impl Program {
             target.has_jump |= control == FlowControl::UnconditionalBranch;
             target.has_conditional |= control == FlowControl::ConditionalBranch;
         }
-        let mut program = Program { blocks: Vec::new(), entries: Vec::new(), instructions };
+        let mut program = Program { instructions, blocks: Vec::new(), entries: Vec::new(), functions: Vec::new() };
         program.divide(&branches);
         program.link(code.len() as u64);
         Some(program)
@@ -201,7 +190,11 @@ impl Program {
                 let is_aligned = instruction.ip().is_multiple_of(FUNCTION_ALIGNMENT);
                 let may_be_function = !here.has_conditional && (!here.has_jump || is_aligned);
                 let is_marked = matches!(instruction.mnemonic(), Mnemonic::Endbr64);
-                if here.has_call || is_marked || !follows && may_be_function {
+                let is_function = here.has_call || is_marked;
+                if is_function {
+                    self.functions.push(self.blocks.len());
+                }
+                if is_function || !follows && may_be_function {
                     self.entries.push(self.blocks.len());
                 }
                 self.blocks.push(Block { first: number, end: number, next: Vec::new() });
@@ -261,49 +254,72 @@ impl Program {
     /// Returns the addresses of the system calls with their numbers.
     fn calls(&self) -> BTreeMap<usize, Value> {
         let states = self.solve();
+        let has_indirect = self.has_indirect_jumps();
         let mut infos = InstructionInfoFactory::new();
-        let (mut calls, mut in_function, mut is_indirect) = (BTreeMap::new(), Vec::new(), false);
-        let mut entries = self.entries.iter().peekable();
+        let mut calls = BTreeMap::new();
         for (number, (block, &state)) in self.blocks.iter().zip(&states).enumerate() {
-            if entries.next_if_eq(&&number).is_some() {
-                finish_function(&mut calls, &mut in_function, std::mem::take(&mut is_indirect));
-            }
+            let is_followed = !has_indirect[self.function_of(number)];
             let mut registers = state;
             for instruction in &self.instructions[block.first..block.end] {
                 if instruction.mnemonic() == Mnemonic::Syscall {
-                    in_function.push((instruction.ip() as usize, registers.0[0]));
+                    let value = if is_followed { registers.0[0] } else { Value::Unknown };
+                    calls.insert(instruction.ip() as usize, value);
                 }
-                // A jump by a table of the linker leaves the function.
-                is_indirect |= instruction.flow_control() == FlowControl::IndirectBranch
-                    && !instruction.is_ip_rel_memory_operand();
                 registers.apply(instruction, &mut infos);
             }
         }
-        finish_function(&mut calls, &mut in_function, is_indirect);
         calls
     }
-}
 
-/// Adds the calls of one function to `calls`, which are unknown if it `is_indirect`.
-fn finish_function(calls: &mut BTreeMap<usize, Value>, in_function: &mut Vec<(usize, Value)>, is_indirect: bool) {
-    let value = |value| if is_indirect { Value::Unknown } else { value };
-    calls.extend(in_function.drain(..).map(|(at, number)| (at, value(number))));
+    /// Returns the number of the function that a block belongs to: 0 before the first one.
+    fn function_of(&self, block: usize) -> usize {
+        self.functions.partition_point(|&first| first <= block)
+    }
+
+    /// Returns for each function whether it has an indirect jump, or one with jumps between the
+    /// two: they may be parts of the same function, unless the jump leads to the start.
+    fn has_indirect_jumps(&self) -> Vec<bool> {
+        // A jump by a table of the linker leaves the function.
+        let is_indirect = |instruction: &Instruction| {
+            instruction.flow_control() == FlowControl::IndirectBranch && !instruction.is_ip_rel_memory_operand()
+        };
+        let mut found = vec![false; self.functions.len() + 1];
+        let mut joined = vec![Vec::new(); found.len()];
+        for (number, block) in self.blocks.iter().enumerate() {
+            let here = self.function_of(number);
+            found[here] |= is_indirect(&self.instructions[block.end - 1]);
+            for next in block.next.iter().filter(|next| self.functions.binary_search(next).is_err()) {
+                let there = self.function_of(*next);
+                joined[here].push(there);
+                joined[there].push(here);
+            }
+        }
+        let mut left: Vec<usize> = (0..found.len()).filter(|&function| found[function]).collect();
+        while let Some(function) = left.pop() {
+            for &other in &joined[function] {
+                if !std::mem::replace(&mut found[other], true) {
+                    left.push(other);
+                }
+            }
+        }
+        found
+    }
 }
 
 /// Returns whether each system call of `code` at one of the offsets `at` has a known number that is
 /// not in `watched`. Returns `false` if the code is larger than [`MAX_BYTES`] or not understood.
-pub fn are_known_and_others(code: &[u8], at: &[usize], watched: &[u32]) -> bool {
+pub fn are_known_and_others(code: &[u8], at: impl IntoIterator<Item = usize>, watched: &[u32]) -> bool {
     if code.len() > MAX_BYTES {
         return false;
     }
     let Some(program) = Program::decode(code) else { return false };
     let calls = program.calls();
-    let is_other = |at: &usize| match calls.get(at) {
+    let is_other = |at| match calls.get(&at) {
         Some(Value::Constant(number)) => !watched.contains(number),
         // The way to a call that is not reached has not been understood.
         Some(Value::Unreached | Value::Unknown) | None => false,
     };
-    at.iter().all(is_other)
+    at.into_iter().all(is_other)
 }
 
 #[cfg(test)]
@@ -337,7 +353,7 @@ mod tests {
         let code = parts.concat();
         let at: Vec<usize> = code.windows(2).enumerate().filter(|(_, two)| *two == SYSCALL).map(|(at, _)| at).collect();
         assert!(!at.is_empty());
-        are_known_and_others(&code, &at, &[VMSPLICE])
+        are_known_and_others(&code, at, &[VMSPLICE])
     }
 
     #[test]
@@ -351,7 +367,7 @@ mod tests {
         assert!(are_others(&[&load_r8(FUTEX), &far, &COPY_R8, &SYSCALL, &[RET]]));
         assert!(!are_others(&[&load_r8(VMSPLICE), &far, &COPY_R8, &SYSCALL, &[RET]]));
         let code = [&load_r8(FUTEX)[..], &far, &COPY_R8, &SYSCALL, &[RET]].concat();
-        assert_eq!(suspects(&code, &[VMSPLICE]).len(), 1, "the instructions before the call do not show it");
+        assert_eq!(suspects(&code, 0, &[VMSPLICE]).count(), 1, "the instructions before the call do not show it");
     }
 
     #[test]
@@ -401,19 +417,39 @@ mod tests {
     }
 
     #[test]
+    fn an_indirect_jump_may_lead_anywhere_in_its_function() {
+        let filled = |code: &[u8]| [code, &vec![0x90; 16 - code.len() % 16][..]].concat();
+        let [call, jump] = [[&COPY_R8[..], &SYSCALL, &[RET]].concat(), vec![0xff, 0xe2]];
+        // mov r8d, number; test edi, edi; je +n
+        let to_call = |skipped: u8| [&load_r8(FUTEX)[..], &TEST, &[0x74, skipped]].concat();
+        assert!(are_others(&[&to_call(1), &[RET], &call]));
+        assert!(!are_others(&[&to_call(2), &jump, &call]));
+        // Aligned code behind a jump looks like another function.
+        let first = filled(&[&to_call(22), &jump[..]].concat());
+        assert!(!are_others(&[&first, &filled(&[RET]), &call]));
+        // A call leads to the second one: here, the jump is another function's.
+        assert!(!are_others(&[&filled(&jump), &filled(&[&to_call(1), &[RET][..], &call].concat())]));
+        let calls_second = filled(&[&[0xe8, 0x0b, 0, 0, 0], &jump[..]].concat());
+        assert!(are_others(&[&calls_second, &filled(&[&to_call(1), &[RET][..], &call].concat())]));
+        // It jumps back into the first one.
+        let second = [&to_call(1)[..], &[RET], &call[..call.len() - 1], &[0xeb, 0xe3]].concat();
+        assert!(!are_others(&[&calls_second, &second]));
+    }
+
+    #[test]
     fn what_is_not_understood_is_unknown() {
         let known = [&load_r8(FUTEX)[..], &COPY_R8, &SYSCALL].concat();
         assert!(are_others(&[&known, &[RET]]));
         assert!(!are_others(&[&known, &[0xff, 0xe0]]), "jmp rax may lead anywhere in the function");
         assert!(!are_others(&[&known, &[0xeb, 0xfa]]), "a jump into an instruction");
-        assert!(!are_known_and_others(&vec![0x90; MAX_BYTES + 1], &[0], &[VMSPLICE]));
-        assert!(!are_known_and_others(&[known, vec![RET]].concat(), &[3], &[VMSPLICE]), "there is no call");
+        assert!(!are_known_and_others(&vec![0x90; MAX_BYTES + 1], [0], &[VMSPLICE]));
+        assert!(!are_known_and_others(&[known, vec![RET]].concat(), [3], &[VMSPLICE]), "there is no call");
     }
 
     proptest! {
         #[test]
         fn any_bytes_can_be_analysed(code in prop::collection::vec(any::<u8>(), 0..600), at in 0usize..600) {
-            are_known_and_others(&code, &[at], &[VMSPLICE]);
+            are_known_and_others(&code, [at], &[VMSPLICE]);
         }
     }
 }
