@@ -196,6 +196,16 @@ impl Control {
         self.samples[slot.get() as usize].publish(sample, swapped_out_bytes);
     }
 
+    /// Returns for each living process its id and the head of its sample, which is another one for
+    /// each sample. As long as these stay, a comparison has nothing new to find.
+    pub fn sample_heads(&self) -> impl Iterator<Item = (u32, u64)> {
+        let living = self.each_slot().filter(|(_, is_alive)| *is_alive);
+        living.map(|(slot, _)| {
+            let head = &self.samples[slot.get() as usize].head;
+            (self.process(slot).pid.load(Relaxed), head.load(Relaxed))
+        })
+    }
+
     /// Compares what children of forks have swapped out with what their parents have, and notes how
     /// much is repeated. The supervisor calls this.
     pub fn compare_with_parents(&self) {
@@ -299,6 +309,7 @@ mod tests {
     #[test]
     fn what_a_child_has_of_its_parent_is_needed_once() {
         let (control, _fd, slots) = run(4);
+        let heads = || control.sample_heads().collect::<Vec<_>>();
         let [parent, child, grandchild, stranger] = slots[..] else { panic!("four slots") };
         store(control, parent, 100);
         store(control, stranger, 50);
@@ -310,7 +321,10 @@ mod tests {
         store(control, parent, 120);
         store(control, child, 140);
         assert_eq!(needed_mib(control), 170, "it is not known whether the child's new content is equal");
+        let without_samples = heads();
         control.publish_sample(child, &sample(20..160), 140 * MIB);
+        let with_one = heads();
+        assert_ne!(with_one, without_samples);
         control.compare_with_parents();
         assert_eq!(needed_mib(control), 170, "there is no sample of the parent");
         control.publish_sample(parent, &sample(0..120), 120 * MIB);
@@ -326,7 +340,11 @@ mod tests {
         control.process(parent).mark_ended();
         control.compare_with_parents();
         assert_eq!(needed_mib(control), 140 + 50, "a child whose parent has ended counts as a whole");
+        assert_ne!(heads().len(), with_one.len(), "the parent has ended");
         control.publish_sample(grandchild, &sample(10..150), 140 * MIB);
+        let first = heads();
+        control.publish_sample(grandchild, &sample(10..150), 140 * MIB);
+        assert_ne!(heads(), first);
         control.compare_with_parents();
         assert_eq!(needed_mib(control), 140 + 10 + 50);
     }
