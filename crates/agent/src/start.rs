@@ -6,7 +6,7 @@ use foliomem_runtime::runtime::Runtime;
 use foliomem_session::segment::Control;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::heap;
-use foliomem_sys::interception::exec_environment::{CARRIED, CONTROL, carry, take_out};
+use foliomem_sys::interception::exec_environment::{CARRIED, CONTROL, carry, take_out, variables};
 use foliomem_sys::interception::patches::{self, COVERED};
 use foliomem_sys::loader;
 use libc::{c_char, c_int};
@@ -29,17 +29,6 @@ pub fn runtime() -> Option<&'static Runtime> {
 fn find_control<'a>(variables: impl Iterator<Item = &'a [u8]> + Clone) -> Option<&'a CStr> {
     let value = |name: &[u8]| variables.clone().find_map(|variable| variable.strip_prefix(name));
     CONTROL_VARIABLES.iter().find_map(|name| value(name)).and_then(|value| CStr::from_bytes_with_nul(value).ok())
-}
-
-/// Returns the name of the control segment in `environment`.
-///
-/// # Safety
-/// `environment` is a list of strings that ends with null and never changes.
-unsafe fn control_path(environment: *const *const c_char) -> Option<&'static CStr> {
-    // SAFETY: the caller's contract.
-    let entries = (0..).map_while(|index| unsafe { (*environment.add(index)).as_ref() });
-    // SAFETY: the caller's contract.
-    find_control(entries.map(|entry| unsafe { CStr::from_ptr(entry) }.to_bytes_with_nul()))
 }
 
 /// Returns the name of the control segment in the environment with which the process was started:
@@ -66,7 +55,7 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     } else {
         // SAFETY: glibc passes the environment. The program has only this thread yet, so nobody
         // changes it.
-        unsafe { control_path(environment) }
+        find_control(unsafe { variables(environment) }.map(CStr::to_bytes_with_nul))
     };
     let Some(path) = path else { return };
     // A process whose supervisor has ended goes on unmanaged: it outlived the run. If no agent of a

@@ -51,23 +51,16 @@ pub fn carry(agent: &'static CStr, control: &CStr) {
     }
 }
 
-/// A list of variables, which ends with null; a null pointer is an empty list.
-#[derive(Clone, Copy)]
-struct Variables(*const *const c_char);
-
-impl Variables {
-    /// Returns the variables.
-    ///
-    /// # Safety
-    /// The list and its strings stay as they are.
-    unsafe fn iter<'a>(self) -> impl Iterator<Item = &'a CStr> {
-        let is_empty = self.0.is_null();
-        // SAFETY: the list ends with null, and the caller keeps it and its strings.
-        (0..).map_while(move |index| unsafe {
-            let variable = if is_empty { std::ptr::null() } else { *self.0.add(index) };
-            (!variable.is_null()).then(|| CStr::from_ptr(variable))
-        })
-    }
+/// Returns the variables of a list, which ends with null; a null pointer is an empty list.
+///
+/// # Safety
+/// The list and its strings stay as they are.
+pub unsafe fn variables<'a>(list: *const *const c_char) -> impl Iterator<Item = &'a CStr> + Clone {
+    // SAFETY: the list ends with null, and the caller keeps it and its strings.
+    (0..).map_while(move |index| unsafe {
+        let variable = if list.is_null() { std::ptr::null() } else { *list.add(index) };
+        (!variable.is_null()).then(|| CStr::from_ptr(variable))
+    })
 }
 
 /// Returns the value of the variable that begins with `name`, which includes `=`.
@@ -150,12 +143,12 @@ fn can_open(agent: &CStr) -> bool {
     unsafe { system_call(raw::__NR_faccessat, arguments) == 0 }
 }
 
-/// Returns the size of the room that [`changed`] needs for `variables`, in bytes; 0 if they can
-/// stay as they are.
-pub(super) extern "C" fn needed_bytes(variables: *const *const c_char) -> usize {
+/// Returns the size of the room that [`changed`] needs for the variables of `list`, in bytes; 0 if
+/// they can stay as they are.
+pub(super) extern "C" fn needed_bytes(list: *const *const c_char) -> usize {
     let Some(load) = LOAD.get() else { return 0 };
     // SAFETY: execve(2) reads the list, too.
-    let plan = Plan::of(unsafe { Variables(variables).iter() }, load.agent, can_open);
+    let plan = Plan::of(unsafe { variables(list) }, load.agent, can_open);
     plan.map_or(0, |plan| plan.bytes(load.agent))
 }
 
@@ -163,26 +156,23 @@ pub(super) extern "C" fn needed_bytes(variables: *const *const c_char) -> usize 
 /// bytes as [`needed_bytes`] has returned. Returns the list.
 ///
 /// # Safety
-/// `variables` are as they were when `needed_bytes` was called, and `room` is aligned to 16 bytes.
-pub(super) unsafe extern "C" fn changed(
-    variables: *const *const c_char,
-    room: *mut *const c_char,
-) -> *const *const c_char {
-    let Some(load) = LOAD.get() else { return variables };
+/// `list` is as it was when `needed_bytes` was called, and `room` is aligned to 16 bytes.
+pub(super) unsafe extern "C" fn changed(list: *const *const c_char, room: *mut *const c_char) -> *const *const c_char {
+    let Some(load) = LOAD.get() else { return list };
     // SAFETY: execve(2) reads the list, too.
-    let plan = Plan::of(unsafe { Variables(variables).iter() }, load.agent, can_open);
+    let plan = Plan::of(unsafe { variables(list) }, load.agent, can_open);
     // SAFETY: the contract of this function; another root may only change what is written.
-    plan.map_or(variables, |plan| unsafe { change(plan, load, variables, room) })
+    plan.map_or(list, |plan| unsafe { change(plan, load, list, room) })
 }
 
 /// Carries out `plan`.
 ///
 /// # Safety
-/// The plan is one for `variables`, and `room` has as many bytes as it needs.
+/// The plan is one for `list`, and `room` has as many bytes as it needs.
 unsafe fn change(
     plan: Plan,
     load: &Load,
-    variables: *const *const c_char,
+    list: *const *const c_char,
     room: *mut *const c_char,
 ) -> *const *const c_char {
     let mut next = room;
@@ -194,7 +184,7 @@ unsafe fn change(
             next = next.add(1);
         };
         for index in 0..plan.count {
-            let variable = *variables.add(index);
+            let variable = *list.add(index);
             match plan.preload.filter(|&(at, _)| at == index) {
                 None => push(variable),
                 Some(_) => {
@@ -252,18 +242,18 @@ unsafe fn write_preload(change: Change, agent: &CStr, value: &[u8], to: *mut u8)
     has_value
 }
 
-/// Removes what carried the agent into this program from `variables`, if it was carried. `agent` is
-/// the path of its library.
+/// Removes what carried the agent into this program from the variables of `list`, if it was
+/// carried. `agent` is the path of its library.
 ///
 /// # Safety
-/// `variables` is the list with which the program was started, and no other thread uses it.
-pub unsafe fn take_out(variables: *mut *mut c_char, agent: &CStr) {
+/// `list` is the list with which the program was started, and no other thread uses it.
+pub unsafe fn take_out(list: *mut *mut c_char, agent: &CStr) {
     // SAFETY: the list ends with null.
     unsafe {
-        if !Variables(variables.cast()).iter().any(|variable| value_of(variable, CARRIED).is_some()) {
+        if !variables(list.cast()).any(|variable| value_of(variable, CARRIED).is_some()) {
             return;
         }
-        let (mut from, mut to) = (variables, variables);
+        let (mut from, mut to) = (list, list);
         while !(*from).is_null() {
             let variable = CStr::from_ptr(*from);
             if let Some(kept) = without_agent(*from, variable, agent) {
@@ -316,19 +306,19 @@ mod tests {
 
     fn read(words: *const *const c_char) -> Vec<String> {
         // SAFETY: the tests' lists end with null.
-        unsafe { Variables(words).iter() }.map(|variable| variable.to_str().unwrap().to_owned()).collect()
+        unsafe { variables(words) }.map(|variable| variable.to_str().unwrap().to_owned()).collect()
     }
 
-    /// Returns the environment with which a program is executed that is given `variables`.
-    fn passed(variables: &[&str], can_open: bool) -> Option<Vec<String>> {
-        let (_strings, words) = list(variables);
+    /// Returns the environment with which a program is executed that is given these variables.
+    fn passed(given: &[&str], can_open: bool) -> Option<Vec<String>> {
+        let (_strings, words) = list(given);
         let load = Load {
             agent: AGENT,
             preload: CString::new(format!("LD_PRELOAD={}", AGENT.to_str().unwrap())).unwrap(),
             control: c"FOLIOMEM_CARRIED=/proc/1/fd/3:/tmp/door".to_owned(),
         };
         // SAFETY: the list ends with null and stays as it is.
-        let plan = Plan::of(unsafe { Variables(words.as_ptr()).iter() }, AGENT, |_| can_open)?;
+        let plan = Plan::of(unsafe { variables(words.as_ptr()) }, AGENT, |_| can_open)?;
         let mut room = vec![0u128; plan.bytes(AGENT) / 16];
         // SAFETY: the plan is for this list, and the room is large enough and aligned.
         Some(read(unsafe { change(plan, &load, words.as_ptr(), room.as_mut_ptr().cast()) }))
