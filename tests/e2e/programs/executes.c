@@ -1,5 +1,5 @@
 // Executes itself in the way of ARGV[1] with an environment of two variables. The new program shows its environment, whether
-// the library of ARGV[3] is loaded, and 96 MiB that it has filled and checked.
+// the library of ARGV[2] is loaded, and 96 MiB that it has filled and checked.
 #define _GNU_SOURCE
 #include "checked.h"
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 
 extern char **environ;
-static char *self, *library;
+static char *self;
 
 static int is_loaded(const char *name) {
     char line[4096];
@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
     const char *way = argv[1];
     if (strcmp(way, "show") == 0)
         return show(argc, argv);
-    library = argv[2];
+    char *library = argv[2];
     char preload[4096] = "LD_PRELOAD=";
     char *show[] = {self, "show", library, strcmp(way, "again") == 0 ? "2" : "0", NULL};
     char *with[] = {"A=1", "B=two", NULL}, *with_preload[] = {"A=1", preload, "B=two", NULL}, *none[] = {NULL};
