@@ -290,8 +290,10 @@ impl Program {
             found[here] |= is_indirect(&self.instructions[block.end - 1]);
             for next in block.next.iter().filter(|next| self.functions.binary_search(next).is_err()) {
                 let there = self.function_of(*next);
-                joined[here].push(there);
-                joined[there].push(here);
+                if there != here {
+                    joined[here].push(there);
+                    joined[there].push(here);
+                }
             }
         }
         let mut left: Vec<usize> = (0..found.len()).filter(|&function| found[function]).collect();
