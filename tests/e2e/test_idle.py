@@ -194,7 +194,7 @@ def test_an_idle_run_hardly_wakes():
 def cpu_ns(pids):
     """The CPU time of the threads of those processes that have not ended."""
     tasks = [task for pid in pids for task in Path("/proc").glob(f"{pid}/task/*/schedstat")]
-    return sum(int(read_text(task).split()[0]) for task in tasks)
+    return sum(int((read_text(task).split() or [0])[0]) for task in tasks)
 
 
 MANY_AT_REST = """
